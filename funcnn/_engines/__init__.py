@@ -1,0 +1,162 @@
+"""The table of engines, the choice among them at init, and the interned plans."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+import warnings
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+from funcnn._engines._protocol import Plan
+from funcnn._spec import Options, Spec, choice, integer
+from funcnn.errors import EngineError
+
+__all__ = ["EngineInfo", "engines", "plan_for", "set_num_threads"]
+
+
+class EngineInfo(NamedTuple):
+    """Whether an engine can run here, the version of what it rests on, and the reason why it cannot ("" if it can)."""
+
+    available: bool
+    version: str
+    reason: str
+
+
+class _Engine(NamedTuple):
+    libraries: tuple[str, ...]  # of arrays it takes; (): any
+    module: str | None  # None: named in the design, not written yet
+
+
+# In order of preference: the first that takes the arrays' library and is available is the one for engine="auto".
+_TABLE: dict[str, _Engine] = {
+    "jit": _Engine(("numpy",), None),
+    "blas": _Engine(("numpy",), None),
+    "cudnn": _Engine(("cupy",), None),
+    "cuda": _Engine(("cupy",), None),
+    "xp": _Engine((), "funcnn._engines.xp"),
+}
+
+
+def engines() -> dict[str, EngineInfo]:
+    """Every engine by name, in order of preference, with its availability, version and the reason if unavailable.
+
+    Returns
+    -------
+    dict of str to EngineInfo
+
+    Examples
+    --------
+    >>> import funcnn as fn
+    >>> fn.engines()["blas"].available
+    True
+    """
+    return {name: _info(name) for name in _TABLE}
+
+
+def _info(name: str) -> EngineInfo:
+    engine = _TABLE[name]
+    if engine.module is None:
+        return EngineInfo(False, "", "this version of funcnn does not have it yet")
+    try:
+        return EngineInfo(True, importlib.import_module(engine.module).VERSION, "")
+    except ImportError as error:
+        return EngineInfo(False, "", str(error))
+
+
+def _choose(function: str, name: str, spec: Spec, library: str) -> str:
+    """The engine for a Spec on arrays of a library."""
+    if name == "auto":
+        return next(n for n in _TABLE if _refusal(n, spec, library) is None)
+    choice(function, "engine", name, ("auto", *_TABLE))
+    reason = _refusal(name, spec, library)
+    if reason is not None:
+        raise EngineError(f"{function}: engine must be able to do the job, got {name!r}: {reason}")
+    return name
+
+
+def _refusal(name: str, spec: Spec, library: str) -> str | None:
+    """Why an engine cannot do a Spec on arrays of a library; None if it can."""
+    engine = _TABLE[name]
+    if engine.libraries and library not in engine.libraries:
+        return f"it takes arrays of {' and '.join(engine.libraries)}, not of {library}"
+    info = _info(name)
+    if not info.available:
+        return info.reason
+    if type(spec) not in importlib.import_module(str(engine.module)).PLANS:
+        return f"it has no {type(spec).__name__.removesuffix('Spec')}"
+    return None
+
+
+# ---- plans -----------------------------------------------------------------------------------------------------------
+
+_MAX_PLANS = 1024
+_plans: OrderedDict[tuple[Any, ...], Plan[Any]] = OrderedDict()
+_lock = threading.Lock()
+_num_threads: int | None = None
+
+
+def plan_for(
+    function: str, engine: str, spec: Spec, options: Options, library: str, device: str | None
+) -> Plan[Any]:
+    """The plan for a Spec, the same object for equal arguments (among the last 1,024 plans)."""
+    if not isinstance(engine, str):
+        raise TypeError(f"{function}: engine must be a string, got {engine!r}")
+    if not isinstance(options, Options):
+        raise TypeError(f"{function}: options must be a funcnn.Options, got {options!r}")
+    threads = options.threads or _num_threads or available_cpus()
+    # Spec classes may be equal as tuples of fields; dataclass equality asks for the class, the hash need not.
+    key = (engine, spec, options, library, device, threads)
+    with _lock:
+        plan = _plans.get(key)
+        if plan is not None:
+            _plans.move_to_end(key)
+            return plan
+    name = _choose(function, engine, spec, library)
+    plan = importlib.import_module(str(_TABLE[name].module)).PLANS[type(spec)](spec, options, library, device, threads)
+    with _lock:
+        plan = _plans.setdefault(key, plan)
+        if len(_plans) > _MAX_PLANS:
+            _plans.popitem(last=False)
+    return plan
+
+
+def rebuild_plan(engine: str, spec: Spec, options: Options, library: str, device: str | None) -> Plan[Any]:
+    """The plan of a pickle: by its own engine, or by the best one there is, with a warning."""
+    try:
+        return plan_for("unpickling", engine, spec, options, library, device)
+    except EngineError as error:
+        plan = plan_for("unpickling", "auto", spec, options, library, device)
+        warnings.warn(f"{error}; using engine {plan.engine!r}", RuntimeWarning, stacklevel=2)
+        return plan
+
+
+def available_cpus() -> int:
+    """CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def set_num_threads(n: int | None) -> None:
+    """Set the CPU threads of plans made from now on, where `Options.threads` is None.
+
+    Parameters
+    ----------
+    n : int or None
+        At least 1; None goes back to the CPU affinity of the process.
+
+    Raises
+    ------
+    TypeError, SpecError
+        For what is not an int of at least 1.
+
+    Examples
+    --------
+    >>> import funcnn as fn
+    >>> fn.set_num_threads(2)
+    >>> fn.set_num_threads(None)
+    """
+    global _num_threads
+    _num_threads = None if n is None else integer("set_num_threads", "n", n, 1)

@@ -1,0 +1,1 @@
+"""The trios by families; `funcnn.ops` re-exports them."""

@@ -1,0 +1,1 @@
+"""Placeholder while the layers are being written."""

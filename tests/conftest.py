@@ -1,0 +1,112 @@
+"""The backends that the tests run on, as one enum, and the fixture that gives them to a test."""
+
+from __future__ import annotations
+
+import enum
+import gc
+import importlib
+import os
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+
+import funcnn as fn
+
+hypothesis.settings.register_profile("fixed", max_examples=200, deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("fixed")
+
+
+class Backend(enum.Enum):
+    """An engine on the arrays of a library: (module, engine, read-only inputs)."""
+
+    NUMPY_XP = ("numpy", "xp", False)
+    NUMPY_BLAS = ("numpy", "blas", False)
+    NUMPY_BLAS_READONLY = ("numpy", "blas", True)
+    STRICT = ("array_api_strict", "xp", False)
+    JAX = ("jax.numpy", "xp", False)
+    TORCH = ("torch", "xp", False)
+
+    @property
+    def module(self) -> str:
+        return str(self.value[0])
+
+    @property
+    def engine(self) -> str:
+        return str(self.value[1])
+
+    @property
+    def is_numpy(self) -> bool:
+        return self.module == "numpy"
+
+    @property
+    def xp(self) -> Any:
+        return importlib.import_module(self.module)
+
+    def has_dtype(self, dtype: str) -> bool:
+        """Whether the library has a dtype at all (array-api-strict has no float16, torch no wide unsigned arithmetic)."""
+        if self is Backend.JAX and dtype in ("float64", "complex128", "int64", "uint64"):
+            return False
+        if self is Backend.TORCH and dtype in ("uint16", "uint32", "uint64"):
+            return False
+        if self.is_numpy or self is Backend.JAX:
+            return True
+        return hasattr(self.xp, dtype)
+
+    def asarray(self, values: Any, dtype: str | None = None) -> Any:
+        """A NumPy array as an array of the backend."""
+        array = np.asarray(values, dtype=None if dtype is None else np.dtype(dtype))
+        if self.is_numpy:
+            array = array.view()
+            array.flags.writeable = not self.value[2]
+            return array
+        if array.dtype.name == "bfloat16" and self is Backend.TORCH:
+            return self.xp.asarray(array.astype(np.float32)).to(self.xp.bfloat16)
+        return self.xp.asarray(np.array(array))
+
+    def numpy(self, array: Any) -> np.ndarray:
+        """An array of the backend as a NumPy array (bfloat16 of torch as float32)."""
+        if self is Backend.TORCH:
+            array = array.detach()
+            return array.float().numpy() if str(array.dtype) == "torch.bfloat16" else array.numpy()
+        return np.asarray(array)
+
+
+# The README's test command has no torch; CI asks for it by name.
+_DEFAULT = [backend for backend in Backend if backend is not Backend.TORCH]
+
+
+def selected_backends() -> list[Backend]:
+    """FUNCNN_TEST_BACKENDS="numpy_blas,torch", or "all"; an unknown name is an error, so that a typo skips nothing."""
+    names = os.environ.get("FUNCNN_TEST_BACKENDS", "")
+    if not names:
+        return _DEFAULT
+    if names == "all":
+        return list(Backend)
+    known = {backend.name.lower(): backend for backend in Backend}
+    unknown = [name for name in names.split(",") if name not in known]
+    if unknown:
+        raise pytest.UsageError(f"FUNCNN_TEST_BACKENDS: unknown {unknown}; known: {sorted(known)}")
+    return [known[name] for name in names.split(",")]
+
+
+@pytest.fixture(params=selected_backends(), ids=lambda backend: backend.name.lower())
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """One backend; a requested one that does not import is a failure, not a skip."""
+    importlib.import_module(request.param.module)
+    return request.param
+
+
+@pytest.fixture(params=[b for b in selected_backends() if b.is_numpy], ids=lambda backend: backend.name.lower())
+def numpy_backend(request: pytest.FixtureRequest) -> Backend:
+    """One backend on NumPy arrays."""
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def poisoned_scratch() -> Any:
+    """Fill the scratch arenas with NaN patterns after each test: no result may be a view of them, none may read them."""
+    yield
+    fn._scratch.poison()
+    gc.collect(0)
