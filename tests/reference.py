@@ -57,8 +57,7 @@ def pads(sizes: Sequence[int], kernel: PerAxis, stride: PerAxis, padding: Paddin
             small, large = total // 2, total - total // 2
             pairs.append((small, large) if padding == "same" else (large, small))
         return tuple(pairs)
-    if isinstance(padding, str):
-        raise ValueError(f"unknown padding {padding!r}")
+    assert not isinstance(padding, str), f"unknown padding {padding!r}"
     each: Sequence[Any] = (padding,) * rank if isinstance(padding, int) else tuple(padding)
     assert len(each) == rank, (padding, rank)
     return tuple((p, p) if isinstance(p, int) else (p[0], p[1]) for p in each)
@@ -380,7 +379,7 @@ def max_pool(
                 if not grid.real(cell):
                     continue
                 value = x[n, c, *cell]
-                if best is None or value > best or (value != value and best == best):
+                if best is None or value > best or (np.isnan(value) and not np.isnan(best)):
                     best = y[n, c, *pos] = value
                     argmax[n, c, *pos] = number
             assert best is not None, f"the window at {pos} holds no cell of the input"

@@ -59,7 +59,7 @@ def test_pads_by_hand(padding: Any, expected: Any) -> None:
 
 def test_pads_same_is_never_negative_and_unknown_names_fail() -> None:
     assert ref.pads((6,), 1, 2, "same", 1) == ((0, 0),)
-    with pytest.raises(ValueError, match="smae"):
+    with pytest.raises(AssertionError, match="smae"):
         ref.pads((6,), 1, 2, "smae", 1)
 
 
@@ -109,6 +109,7 @@ def test_same_gives_ceil_of_size_over_stride_in_both_modes() -> None:
         ((1, 2), (1, 10), {"padding": "full"}, (10, 21, 2)),
         ((1, 2), (1, 10), {"padding": "full", "flip": True}, (1, 12, 20)),
         ((1, 2, 3, 4, 5), (1, 10), {"dilation": 3}, (41, 52)),
+        ((1, 2, 3, 4, 5), (1, 10), {"stride": 2, "dilation": 2}, (31, 53)),
         ((1, 2, 3), (1, 10), {"padding": ((0, 2),)}, (21, 32, 3, 0)),
         ((1,), (3, 5, 7), {"padding": "same"}, (5,)),
     ],
@@ -423,6 +424,13 @@ def test_max_pool_keeps_dtypes() -> None:
         assert argmax.item() == (1 if best == lowest else 2)
 
 
+def test_max_pool_counts_beyond_a_byte() -> None:
+    y, argmax = ref.max_pool(np.arange(16 * 18).reshape(1, 1, 16, 18), (16, 17), stride=1)
+    assert_array_equal(y, [[[[286, 287]]]])
+    assert_array_equal(argmax, [[[[271, 271]]]])
+    assert_array_equal(ref.plane_indices(argmax, (16, 18), (16, 17), stride=1), y)
+
+
 def test_max_pool_refuses_a_window_without_a_cell() -> None:
     with pytest.raises(AssertionError, match="holds no cell"):
         ref.max_pool(line(1.0), 2, padding=2)
@@ -570,6 +578,12 @@ def test_dropout_hash_equals_a_c_program() -> None:
         assert_array_equal(ref.dropout_mask((2,), 0.3, seed, step), mask[:, 0, 0])
 
 
+def test_dropout_adds_the_row_key_modulo_32_bits() -> None:
+    assert ref._row_keys(951075162, 0, 0)[0] == 2**32 - 1  # so every element but the first wraps; bits from C again
+    mask = ref.dropout_mask((1, 16), 0.5, 951075162, 0)
+    assert "".join(str(int(keep)) for keep in mask[0]) == "0000101011011010"
+
+
 def test_dropout_step_wraps_like_int32() -> None:
     assert_array_equal(ref.dropout_mask((3, 9), 0.5, 5, -1), ref.dropout_mask((3, 9), 0.5, 5, 2**32 - 1))
 
@@ -590,3 +604,4 @@ def test_dropout_by_hand() -> None:
     assert_array_equal(ref.dropout(np.array([INF, 5, -0.0]), mask, 0.5), [0, 10, 0])
     assert_array_equal(ref.dropout(np.array([1 + 1j, 3 + 6j, 3]), mask, 0.25), [0, 4 + 8j, 4])
     assert_array_equal(ref.dropout(np.array([1, INF, NAN]), np.zeros(3, bool), 1.0), [0, 0, 0])
+    assert_array_equal(ref.dropout(np.array([1, INF, NAN]), np.ones(3, bool), 1.0), [0, 0, 0])

@@ -32,7 +32,7 @@ class _Engine(NamedTuple):
 # In order of preference: the first that takes the arrays' library and is available is the one for engine="auto".
 _TABLE: dict[str, _Engine] = {
     "jit": _Engine(("numpy",), None),
-    "blas": _Engine(("numpy",), None),
+    "blas": _Engine(("numpy",), "funcnn._engines.blas"),
     "cudnn": _Engine(("cupy",), None),
     "cuda": _Engine(("cupy",), None),
     "xp": _Engine((), "funcnn._engines.xp"),

@@ -1,0 +1,84 @@
+"""Memory orders, views and blocks that the blas engine's ops share. Arrays have a channels-first *shape* here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+__all__ = ["FIRST", "LAST", "Block", "allocate", "blocks", "matrix", "memory_order", "native"]
+
+FIRST, LAST = "channels_first", "channels_last"
+Array = np.ndarray[Any, Any]
+Block = tuple[tuple[int, int], ...]
+"""Ranges of the batch and of every spatial axis."""
+
+
+def memory_order(x: Array, layout: str) -> str:
+    """FIRST or LAST: whether the channels of x (N, C, *spatial) lie innermost in memory; `layout` where both fit."""
+    strides = [abs(s) for s, n in zip(x.strides[2:], x.shape[2:], strict=True) if n > 1]
+    if x.shape[1] < 2 or not strides or not x.strides[1]:
+        return layout
+    return LAST if abs(x.strides[1]) < min(strides) else FIRST
+
+
+def allocate(make: Any, shape: tuple[int, ...], dtype: Any, order: str) -> Array:
+    """make(shape) (numpy.empty or numpy.zeros) in the given memory order, seen as channels-first."""
+    if order == FIRST:
+        return make(shape, dtype)
+    n, c, *spatial = shape
+    return np.moveaxis(make((n, *spatial, c), dtype), -1, 1)
+
+
+def native(x: Array) -> Array:
+    """x in native byte order."""
+    return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+
+
+def matrix(block: Array, groups: int) -> Array | None:
+    """(n, C, *b) as (G, C/G, n * b) without a copy, None where strides do not allow it."""
+    pixels = (block.shape[0], *block.shape[2:])
+    strides = (block.strides[0], *block.strides[2:])
+    # Each axis must step over exactly what the axes inside it cover; axes of size 1 never step.
+    step = None
+    for size, stride in zip(reversed(pixels), reversed(strides), strict=True):
+        if size == 1:
+            continue
+        if step is not None and stride != step:
+            return None
+        step = stride * size
+    c = block.shape[1]
+    axes = (1, 0, *range(2, block.ndim))
+    return block.transpose(axes).reshape(groups, c // groups, math.prod(pixels))
+
+
+def blocks(n: int, sizes: tuple[int, ...], pixels: int, merge_images: bool) -> Iterator[Block]:
+    """Cut n images of the given sizes into blocks of at most `pixels` pixels, in memory order and of even size.
+
+    A block is a run of pixels: whole images, or rows of one image (of the first axis that has to be cut).
+    """
+    image = math.prod(sizes)
+    whole = tuple((0, size) for size in sizes)
+    if image <= pixels:
+        together = max(1, pixels // max(image, 1)) if merge_images else 1
+        for lo, hi in _even(n, together):
+            yield ((lo, hi), *whole)
+        return
+    cut, inner = len(sizes) - 1, 1
+    while inner * sizes[cut] <= pixels:
+        inner *= sizes[cut]
+        cut -= 1
+    rows = max(1, pixels // inner)
+    for i in range(n):
+        for outer in np.ndindex(*sizes[:cut]):
+            for part in _even(sizes[cut], rows):
+                yield ((i, i + 1), *((o, o + 1) for o in outer), part, *whole[cut + 1 :])
+
+
+def _even(size: int, most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of at most `most` that cover 0 .. size, of nearly equal length."""
+    parts = -(-size // most)
+    for i in range(parts):
+        yield size * i // parts, size * (i + 1) // parts
