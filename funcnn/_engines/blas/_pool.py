@@ -20,63 +20,80 @@ from funcnn._spec import HALF_DTYPES, Axis
 
 __all__ = ["BlasAvgPool", "BlasMaxPool"]
 
-TASK_BYTES = 512 << 10  # of x in one task
+# Of x in one task. Passes shorter than some 100 microseconds lose more by handing the GIL from thread to thread than a
+# second thread gains: with 2 threads 4 MB took half the time of 512 KB, though only the latter fits the L2 cache.
+TASK_BYTES = 4 << 20
 # Up to so many cells of a window the backward makes a pass for each of them; beyond, one weighted bincount.
 MOST_PASSES = 32
 
 
 class _Task(NamedTuple):
-    """One image, a range of channels, a range of output rows (first spatial axis)."""
+    """Ranges of images, of channels, and of output rows (first spatial axis)."""
 
-    n: int
+    images: slice
     channels: slice
-    rows: tuple[int, int]
+    rows: slice
 
 
-def _tasks(x_shape: tuple[int, ...], outs: tuple[int, ...], itemsize: int, order: str, cut_rows: bool) -> list[_Task]:
-    """Cut x (N, C, *size) so that one task reads about TASK_BYTES."""
+def _tasks(x_shape: tuple[int, ...], rows: int, itemsize: int, order: str, cut_rows: bool) -> list[_Task]:
+    """Cut x (N, C, *size) so that one task reads about TASK_BYTES: whole images, or parts of one image."""
     n, channels, *sizes = x_shape
-    plane = max(1, math.prod(sizes) * itemsize)
-    together = max(1, min(channels, TASK_BYTES // plane)) if order == FIRST else channels
-    if order != FIRST and not cut_rows:
-        together = max(1, min(channels, max(16, TASK_BYTES // plane)))
-    parts = min(outs[0], -(-plane * together // TASK_BYTES)) if cut_rows else 1
-    rows = -(-outs[0] // parts)
-    return [
-        _Task(i, slice(c, min(c + together, channels)), (r, min(r + rows, outs[0])))
-        for i in range(n)
-        for c in range(0, channels, together or 1)
-        for r in range(0, outs[0], rows)
-    ]
+    image = max(1, channels * math.prod(sizes) * itemsize)
+    if image <= TASK_BYTES:
+        return [_Task(part, slice(0, channels), slice(0, rows)) for part in _parts(n, TASK_BYTES // image)]
+    pieces = -(-image // TASK_BYTES)
+    if order == FIRST and channels > 1 or not cut_rows:
+        cuts = [(part, slice(0, rows)) for part in _parts(channels, -(-channels // pieces))]
+    else:
+        cuts = [(slice(0, channels), part) for part in _parts(rows, -(-rows // pieces))]
+    return [_Task(slice(i, i + 1), *cut) for i in range(n) for cut in cuts]
 
 
-def _cut(axis: Axis, rows: tuple[int, int]) -> tuple[Axis, slice]:
+def _parts(size: int, most: int) -> list[slice]:
+    return [slice(lo, min(lo + most, size)) for lo in range(0, size, most)]
+
+
+def _cut(axis: Axis, rows: slice) -> tuple[Axis, slice]:
     """An axis for the given windows only, and the cells that they read."""
-    lo, hi = rows
+    lo, hi = rows.start, rows.stop
     first = max(0, lo * axis.stride - axis.lo)
     last = max(first, min(axis.size, (hi - 1) * axis.stride - axis.lo + axis.span))
     return axis._replace(size=last - first, lo=axis.lo - lo * axis.stride + first, out=hi - lo), slice(first, last)
 
 
 class _Step(NamedTuple):
-    """One tap: windows that it is the first cell of, their cells; windows that it comes later in, their cells."""
+    """One tap of an axis, as (windows, cells) pairs: windows that it is the first cell of; windows that it comes later in.
+
+    `both` is (windows, cells of tap 0, cells of tap 1): the first two taps in one pass.
+    """
 
     tap: int
     new: tuple[slice, slice] | None
     seen: tuple[slice, slice] | None
+    both: tuple[slice, slice, slice] | None
 
 
 @lru_cache(1024)
 def _steps(axis: Axis) -> tuple[_Step, ...]:
-    """The taps in order. Windows that have no cell at all in any tap stay unwritten (only averages allow them)."""
-    steps = []
-    known = axis.out  # windows from here on have had a cell
-    for tap in range(axis.kernel):
+    """The taps in order. Windows without any cell stay unwritten (only averages allow them)."""
+    first0, last0 = axis.windows_inside(0)
+    shared = first0, first0
+    if axis.kernel > 1:
+        _, last1 = axis.windows_inside(1)
+        shared = first0, max(first0, min(last0, last1))
+    steps = [_Step(0, _pair(axis, 0, shared[1], last0), None, None)]
+    known = first0 if first0 < last0 else axis.out  # windows from here on have had a cell
+    for tap in range(1, axis.kernel):
         first, last = axis.windows_inside(tap)
         if first == last:
             continue
         split = min(max(known, first), last)
-        steps.append(_Step(tap, _pair(axis, tap, first, split), _pair(axis, tap, split, last)))
+        new = _pair(axis, tap, first, split)
+        pair = _pair(axis, tap, split, last)
+        both = None
+        if tap == 1 and shared[0] < shared[1]:
+            pair, both = None, (*_pair(axis, 0, *shared), _pair(axis, 1, *shared)[1])  # type: ignore[misc, index]
+        steps.append(_Step(tap, new, pair, both))
         known = min(known, first)
     return tuple(steps)
 
@@ -89,8 +106,8 @@ def _pair(axis: Axis, tap: int, first: int, last: int) -> tuple[slice, slice] | 
 
 
 def _at(axis: int, part: slice) -> tuple[Any, ...]:
-    """Index of a part of one axis of (C, *spatial), counted among the spatial axes."""
-    return (slice(None),) * (axis + 1) + (part,)
+    """Index of a part of one spatial axis of (N, C, *spatial)."""
+    return (slice(None),) * (axis + 2) + (part,)
 
 
 def _sum_dtype(dtype: str) -> np.dtype[Any]:
@@ -98,11 +115,21 @@ def _sum_dtype(dtype: str) -> np.dtype[Any]:
     return np.dtype("float32") if dtype in HALF_DTYPES else np.dtype(dtype)
 
 
-def _local(shape: tuple[int, ...], dtype: Any, name: str, like: Array) -> Array:
-    """Scratch (C, *spatial) in the memory order of `like`."""
-    if like.ndim > 1 and abs(like.strides[0]) < min(map(abs, like.strides[1:])):
-        return np.moveaxis(scratch(name, (*shape[1:], shape[0]), dtype), -1, 0)
-    return scratch(name, shape, dtype)
+def _local(shape: tuple[int, ...], dtype: Any, name: str, order: str) -> Array:
+    """Scratch (N, C, *spatial) in a memory order."""
+    return allocate(lambda memory, kind: scratch(name, memory, kind), shape, dtype, order)
+
+
+def _copy(part: Array, dtype: np.dtype[Any], order: str) -> Array:
+    """part in another dtype, in scratch."""
+    wide = _local(part.shape, dtype, "wide", order)
+    np.copyto(wide, part, casting="unsafe")
+    return wide
+
+
+def _resized(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+    """(N, C, *spatial) with another size of one spatial axis."""
+    return (*shape[: axis + 2], size, *shape[axis + 3 :])
 
 
 class BlasMaxPool(MaxPoolPlan):
@@ -121,64 +148,32 @@ class BlasMaxPool(MaxPoolPlan):
 
         def task(job: _Task) -> None:
             first, cells = _cut(spec.axes[0], job.rows)
-            part = x[job.n, job.channels, cells]
+            part = x[job.images, job.channels, cells]
             if part.dtype != wide:
-                part = _copy(part, wide, "wide")
+                part = _copy(part, wide, order)
             axes = (first, *spec.axes[1:])
-            place = (job.n, job.channels, slice(*job.rows))
-            best, index = self._reduce(part, axes, train, exact_nan=False)
-            if wide.kind == "f" and train and np.isnan(best.max()):
-                best, index = self._reduce(part, axes, train, exact_nan=True)
+            place = (job.images, job.channels, job.rows)
+            best, index = self._reduce(part, axes, order, train, exact_nan=False)
+            if wide.kind == "f" and train and best.size and np.isnan(best.max()):
+                best, index = self._reduce(part, axes, order, train, exact_nan=True)
             np.copyto(y[place], best, casting="unsafe")
             if argmax is not None:
                 np.copyto(argmax[place], index, casting="unsafe")
 
-        run_all(task, _tasks(x.shape, spec.y_shape[1:], x.itemsize, order, cut_rows=True), self.threads)
+        run_all(task, _tasks(x.shape, spec.axes[0].out, x.itemsize, order, cut_rows=True), self.threads)
         return y, argmax
 
-    def _reduce(self, x: Array, axes: tuple[Axis, ...], train: bool, exact_nan: bool) -> tuple[Array, Array]:
-        """Maxima of x (C, *size) and their cells, from the last axis to the first: row order, as ties need it."""
-        index: Any = None
+    def _reduce(
+        self, x: Array, axes: tuple[Axis, ...], order: str, train: bool, exact_nan: bool
+    ) -> tuple[Array, Array | None]:
+        """Maxima of x (N, C, *size) and their cells, from the last axis to the first: row order, as ties need it."""
+        index = None
         stride = 1
         for i in reversed(range(len(axes))):
-            x, index = self._reduce_axis(x, index, i, axes[i], stride, train, exact_nan)
+            axis_pass = _MaxPass(self.spec.argmax_dtype, i, stride, order, train, exact_nan)
+            x, index = axis_pass(x, index, axes[i])
             stride *= axes[i].kernel
         return x, index
-
-    def _reduce_axis(
-        self, x: Array, index: Any, i: int, axis: Axis, stride: int, train: bool, exact_nan: bool
-    ) -> tuple[Array, Any]:
-        shape = (*x.shape[: i + 1], axis.out, *x.shape[i + 2 :])
-        dtype = np.dtype(self.spec.argmax_dtype)
-        best = _local(shape, x.dtype, f"best{i}", x)
-        where = _local(shape, dtype, f"index{i}", x) if train else None
-        for step in _steps(axis):
-            offset = dtype.type(step.tap * stride)
-            if step.new is not None:
-                windows, cells = _at(i, step.new[0]), _at(i, step.new[1])
-                np.copyto(best[windows], x[cells])
-                if where is not None:
-                    np.add(0 if index is None else index[cells], offset, out=where[windows], dtype=dtype)
-            if step.seen is None:
-                continue
-            windows, cells = _at(i, step.seen[0]), _at(i, step.seen[1])
-            old, value = best[windows], x[cells]
-            if where is not None:
-                better = _local(old.shape, np.bool_, "better", x)
-                np.greater(value, old, out=better)
-                if exact_nan:
-                    better |= np.isnan(value) & ~np.isnan(old)
-                # A later cell has a larger index, so where it is better the maximum of indices is its own.
-                candidate = _local(old.shape, dtype, "candidate", x)
-                won = better.view(np.uint8)
-                if index is None:
-                    np.multiply(won, offset, out=candidate, casting="unsafe")
-                else:
-                    np.add(index[cells], offset, out=candidate)
-                    np.multiply(candidate, won, out=candidate)
-                np.maximum(where[windows], candidate, out=where[windows])
-            np.maximum(old, value, out=old)
-        return best, where
 
     def backward(self, dy: Array, argmax: Array) -> Array:
         spec = self.spec
@@ -188,29 +183,32 @@ class BlasMaxPool(MaxPoolPlan):
         run = self._add_passes if spec.taps <= MOST_PASSES else self._add_counts
 
         def task(job: _Task) -> None:
-            part = dy[job.n, job.channels]
+            part = dy[job.images, job.channels]
             if part.dtype != dtype:
-                part = _copy(part, dtype, "wide")
-            run(dx[job.n, job.channels], part, argmax[job.n, job.channels])
+                part = _copy(part, dtype, order)
+            run(dx[job.images, job.channels], part, argmax[job.images, job.channels], order)
 
-        run_all(task, _tasks(dx.shape, spec.y_shape[1:], dtype.itemsize, order, cut_rows=False), self.threads)
+        run_all(task, _tasks(dx.shape, spec.axes[0].out, dtype.itemsize, order, cut_rows=False), self.threads)
         return dx.astype(spec.dtype, copy=False)
 
-    def _add_passes(self, dx: Array, dy: Array, argmax: Array) -> None:
-        """dx (C, *size) += dy where the argmax is each cell in turn. Selection by bit masks: NaN and inf must not spread."""
+    def _add_passes(self, dx: Array, dy: Array, argmax: Array, order: str) -> None:
+        """dx (N, C, *size) += dy where the argmax is each cell in turn. Selection by bit masks: NaN and inf must not spread."""
         bits = np.dtype(f"i{dy.itemsize}")
+        alone = all(axis.stride >= axis.span for axis in self.spec.axes)
         for tap, (windows, cells) in enumerate(self._windows_and_cells):
             if windows is None:
                 continue
-            here = dy[windows]
-            chosen = _local(here.shape, np.int8, "chosen", dy)
+            here, target = dy[windows], dx[cells]
+            chosen = _local(here.shape, np.int8, "chosen", order)
             np.equal(argmax[windows], argmax.dtype.type(tap), out=chosen.view(np.bool_))
             np.negative(chosen, out=chosen)
-            mask = _local(here.shape, bits, "mask", dy)
+            mask = _local(here.shape, bits, "mask", order)
             np.copyto(mask, chosen)
-            np.bitwise_and(mask, here.view(bits), out=mask)
-            target = dx[cells]
-            np.add(target, mask.view(dy.dtype), out=target)
+            if alone:  # no other window has this cell
+                np.bitwise_and(mask, here.view(bits), out=target.view(bits))
+            else:
+                np.bitwise_and(mask, here.view(bits), out=mask)
+                np.add(target, mask.view(dy.dtype), out=target)
 
     @cached_property
     def _windows_and_cells(self) -> tuple[tuple[Any, Any], ...]:
@@ -222,16 +220,16 @@ class BlasMaxPool(MaxPoolPlan):
             if any(part is None for part in parts):
                 pairs.append((None, None))
             else:
-                pairs.append(tuple((slice(None), *(part[k] for part in parts if part)) for k in (0, 1)))
+                pairs.append(tuple((..., *(part[k] for part in parts if part)) for k in (0, 1)))
         return tuple(pairs)
 
-    def _add_counts(self, dx: Array, dy: Array, argmax: Array) -> None:
-        """dx (C, *size) += dy at the cells that the argmax names; its cost does not grow with the window."""
-        plane = math.prod(dx.shape[1:])
-        for channel in range(len(dx)):
-            cell = self._base + self._offsets[argmax[channel]]
-            total = np.bincount(cell.reshape(-1), dy[channel].reshape(-1), plane)
-            dx[channel] = total.reshape(dx.shape[1:])
+    def _add_counts(self, dx: Array, dy: Array, argmax: Array, order: str) -> None:
+        """dx (N, C, *size) += dy at the cells that the argmax names; the cost does not grow with the window."""
+        plane = math.prod(dx.shape[2:])
+        for place in np.ndindex(dx.shape[:2]):
+            cell = self._base + self._offsets[argmax[place]]
+            total = np.bincount(cell.reshape(-1), dy[place].reshape(-1), plane)
+            dx[place] = total.reshape(dx.shape[2:])
 
     @cached_property
     def _base(self) -> Array:
@@ -250,11 +248,71 @@ class BlasMaxPool(MaxPoolPlan):
         return offsets.reshape(-1)
 
 
-def _copy(part: Array, dtype: np.dtype[Any], name: str) -> Array:
-    """part in another dtype, in scratch."""
-    wide = _local(part.shape, dtype, name, part)
-    np.copyto(wide, part, casting="unsafe")
-    return wide
+class _MaxPass:
+    """The maxima along one spatial axis, and the index of the cell that won."""
+
+    def __init__(self, argmax_dtype: str, i: int, stride: int, order: str, train: bool, exact_nan: bool) -> None:
+        self.dtype, self.i, self.stride, self.order = np.dtype(argmax_dtype), i, stride, order
+        self.train, self.exact_nan = train, exact_nan
+
+    def __call__(self, x: Array, index: Array | None, axis: Axis) -> tuple[Array, Array | None]:
+        """x (N, C, *size) and the index within the axes done before (None: none); both with `axis` reduced."""
+        i = self.i
+        shape = _resized(x.shape, i, axis.out)
+        best = _local(shape, x.dtype, f"best{i}", self.order)
+        where = _local(shape, self.dtype, f"index{i}", self.order) if self.train else None
+        for tap, new, seen, both in _steps(axis):
+            offset = self.dtype.type(tap * self.stride)
+            if new is not None:
+                windows, cells = _at(i, new[0]), _at(i, new[1])
+                np.copyto(best[windows], x[cells])
+                if where is not None:
+                    self._index_of(index, cells, offset, where[windows])
+            if both is not None:
+                windows, cells0, cells = (_at(i, part) for part in both)
+                old, value, out = x[cells0], x[cells], best[windows]
+                if where is not None:
+                    target = where[windows]
+                    won = self._better(value, old)
+                    if index is None:
+                        np.multiply(won, offset, out=target, casting="unsafe")
+                    else:
+                        self._later_index(won, index[cells], offset, target)
+                        np.maximum(target, index[cells0], out=target)
+                np.maximum(old, value, out=out)
+            if seen is not None:
+                windows, cells = _at(i, seen[0]), _at(i, seen[1])
+                old, value = best[windows], x[cells]
+                if where is not None:
+                    target = where[windows]
+                    won = self._better(value, old)
+                    candidate = _local(old.shape, self.dtype, "candidate", self.order)
+                    if index is None:
+                        np.multiply(won, offset, out=candidate, casting="unsafe")
+                    else:
+                        self._later_index(won, index[cells], offset, candidate)
+                    np.maximum(target, candidate, out=target)
+                np.maximum(old, value, out=old)
+        return best, where
+
+    def _index_of(self, index: Array | None, cells: Any, offset: Any, out: Array) -> None:
+        if index is None:
+            out[...] = offset
+        else:
+            np.add(index[cells], offset, out=out)
+
+    def _better(self, value: Array, old: Array) -> Array:
+        """1 where a later cell beats the best so far: it is larger, or the first NaN."""
+        better = _local(value.shape, np.bool_, "better", self.order)
+        np.greater(value, old, out=better)
+        if self.exact_nan:
+            better |= np.isnan(value) & ~np.isnan(old)
+        return better.view(np.uint8)
+
+    def _later_index(self, won: Array, index: Array, offset: Any, out: Array) -> None:
+        """The later cell's index where it won, else 0: as it is larger than any before, the maximum picks it."""
+        np.add(index, offset, out=out)
+        np.multiply(out, won, out=out)
 
 
 class BlasAvgPool(AvgPoolPlan):
@@ -271,15 +329,15 @@ class BlasAvgPool(AvgPoolPlan):
 
         def task(job: _Task) -> None:
             first, cells = _cut(spec.axes[0], job.rows)
-            part = x[job.n, job.channels, cells]
+            part = x[job.images, job.channels, cells]
             if part.dtype != dtype:
-                part = _copy(part, dtype, "wide")
+                part = _copy(part, dtype, order)
             for i, axis in enumerate((first, *spec.axes[1:])):
-                part = _sum_axis(part, i, axis)
-            divisor = self._divisor if isinstance(self._divisor, float) else self._divisor[slice(*job.rows)]
-            np.divide(part, divisor, out=y[job.n, job.channels, slice(*job.rows)], casting="unsafe")
+                part = _sum_axis(part, i, axis, order)
+            divisor = self._divisor if isinstance(self._divisor, float) else self._divisor[job.rows]
+            np.divide(part, divisor, out=y[job.images, job.channels, job.rows], casting="unsafe")
 
-        run_all(task, _tasks(x.shape, spec.y_shape[1:], x.itemsize, order, cut_rows=True), self.threads)
+        run_all(task, _tasks(x.shape, spec.axes[0].out, x.itemsize, order, cut_rows=True), self.threads)
         return y
 
     def backward(self, dy: Array) -> Array:
@@ -290,14 +348,14 @@ class BlasAvgPool(AvgPoolPlan):
         dtype = _sum_dtype(spec.dtype)
 
         def task(job: _Task) -> None:
-            source = dy[job.n, job.channels]
-            part = _local(source.shape, dtype, "scaled", source)
+            source = dy[job.images, job.channels]
+            part = _local(source.shape, dtype, "scaled", order)
             np.divide(source, self._divisor, out=part, casting="unsafe", dtype=dtype)
             for i, axis in reversed(list(enumerate(spec.axes))):
-                part = _spread_axis(part, i, axis)
-            np.copyto(dx[job.n, job.channels], part, casting="unsafe")
+                part = _spread_axis(part, i, axis, order)
+            np.copyto(dx[job.images, job.channels], part, casting="unsafe")
 
-        run_all(task, _tasks(dx.shape, spec.y_shape[1:], dtype.itemsize, order, cut_rows=False), self.threads)
+        run_all(task, _tasks(dx.shape, spec.axes[0].out, dtype.itemsize, order, cut_rows=False), self.threads)
         return dx
 
     @cached_property
@@ -311,35 +369,34 @@ class BlasAvgPool(AvgPoolPlan):
         return counts.astype(np.zeros(1, _sum_dtype(self.spec.dtype)).real.dtype)
 
 
-def _sum_axis(x: Array, i: int, axis: Axis) -> Array:
-    """Sums over the windows of one spatial axis of x (C, *size)."""
-    shape = (*x.shape[: i + 1], axis.out, *x.shape[i + 2 :])
-    total = _local(shape, x.dtype, f"sum{i}", x)
-    if any(count == 0 for count in _covered(axis)):
+def _sum_axis(x: Array, i: int, axis: Axis, order: str) -> Array:
+    """Sums over the windows of one spatial axis of x (N, C, *size)."""
+    total = _local(_resized(x.shape, i, axis.out), x.dtype, f"sum{i}", order)
+    if not _all_covered(axis):
         total[...] = 0
-    for step in _steps(axis):
-        if step.new is not None:
-            np.copyto(total[_at(i, step.new[0])], x[_at(i, step.new[1])])
-        if step.seen is not None:
-            part = total[_at(i, step.seen[0])]
-            np.add(part, x[_at(i, step.seen[1])], out=part)
+    for _, new, seen, both in _steps(axis):
+        if new is not None:
+            np.copyto(total[_at(i, new[0])], x[_at(i, new[1])])
+        if both is not None:
+            np.add(x[_at(i, both[1])], x[_at(i, both[2])], out=total[_at(i, both[0])])
+        if seen is not None:
+            part = total[_at(i, seen[0])]
+            np.add(part, x[_at(i, seen[1])], out=part)
     return total
 
 
 @lru_cache(256)
-def _covered(axis: Axis) -> tuple[int, ...]:
-    """Cells of x in each window."""
-    inside = np.zeros(axis.out, int)
+def _all_covered(axis: Axis) -> bool:
+    """Whether every window has a cell of x."""
+    covered = np.zeros(axis.out, bool)
     for tap in range(axis.kernel):
-        first, last = axis.windows_inside(tap)
-        inside[first:last] += 1
-    return tuple(inside.tolist())
+        covered[slice(*axis.windows_inside(tap))] = True
+    return bool(covered.all())
 
 
-def _spread_axis(y: Array, i: int, axis: Axis) -> Array:
+def _spread_axis(y: Array, i: int, axis: Axis, order: str) -> Array:
     """The adjoint of `_sum_axis`."""
-    shape = (*y.shape[: i + 1], axis.size, *y.shape[i + 2 :])
-    total = _local(shape, y.dtype, f"spread{i}", y)
+    total = _local(_resized(y.shape, i, axis.size), y.dtype, f"spread{i}", order)
     total[...] = 0
     for tap in range(axis.kernel):
         pair = _pair(axis, tap, *axis.windows_inside(tap))

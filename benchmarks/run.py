@@ -1,0 +1,130 @@
+"""funcnn beside torch: `python benchmarks/run.py [--pairs 30] [--only TEXT]`.
+
+Two processes take turns of 50 ms (or one call), 2 threads each, the idle one asleep. The ratio is torch time over funcnn
+time: above 1 funcnn is the faster. A row's ratio is the median of paired ratios, with its quartiles; absolute times on a
+shared machine mean little. Needs `pip install -e ".[benchmarks]"` and torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import multiprocessing
+import os
+import statistics
+import time
+import timeit
+
+# Before NumPy and its BLAS are loaded, here and in the workers.
+for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(name, "2")
+
+import numpy as np
+import worker
+from rows import Row, tables
+from tabulate import tabulate
+
+import funcnn as fn
+
+REST = 0.1  # seconds between turns: OpenBLAS threads spin for about 30 ms after their last product
+
+
+class Pair:
+    """The two workers."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipes = {}
+        for side in ("torch", "funcnn"):
+            self.pipes[side], theirs = context.Pipe()
+            context.Process(target=worker.serve, args=(side, theirs), daemon=True).start()
+
+    def ask(self, side: str, *request: object) -> object:
+        self.pipes[side].send(request)
+        return self.pipes[side].recv()
+
+    def measure(self, row: Row, pairs: int) -> tuple[list[float], float, float]:
+        """Ratios of paired turns, and the median seconds of torch and of funcnn."""
+        for side in self.pipes:
+            self.ask(side, "row", row)
+        times = {side: [] for side in self.pipes}
+        for _ in range(pairs):
+            for side in self.pipes:
+                time.sleep(REST)
+                times[side].append(self.ask(side, "turn"))
+        ratios = [t / f for t, f in zip(times["torch"], times["funcnn"], strict=True)]
+        return ratios, statistics.median(times["torch"]), statistics.median(times["funcnn"])
+
+
+def flops(row: Row) -> float:
+    """Floating-point operations of a convolution row (backward: twice the forward)."""
+    if not row.outputs:
+        return 0.0
+    *_, = sizes = row.sizes[2:]
+    if row.op == "conv_transpose":
+        pixels = math.prod(sizes)
+    else:
+        pixels = math.prod((n + 2 * row.padding - row.dilation * (row.kernel - 1) - 1) // row.stride + 1 for n in sizes)
+    terms = row.sizes[1] // row.groups * row.kernel ** len(sizes)
+    factor = 4 if row.dtype.startswith("complex") else 1
+    return 2.0 * factor * row.sizes[0] * row.outputs * pixels * terms * (2 if row.op == "conv_backward" else 1)
+
+
+def peak_gflops() -> float:
+    """GFLOP/s of a 1024 x 1024 x 1024 matrix product of NumPy's BLAS: the limit for engine blas."""
+    a = np.ones((1024, 1024), np.float32)
+    return 2 * 1024**3 / min(timeit.repeat(lambda: a @ a, number=1, repeat=20)) / 1e9
+
+
+def copy_gbytes() -> float:
+    """GB/s (read plus written) of a NumPy copy of 64 MB."""
+    a = np.ones(16 << 20, np.float32)
+    b = np.empty_like(a)
+    return 2 * a.nbytes / min(timeit.repeat(lambda: np.copyto(b, a), number=1, repeat=20)) / 1e9
+
+
+def report(pair: Pair, title: str, rows: list[Row], pairs: int) -> None:
+    lines, medians = [], []
+    for row in rows:
+        ratios, torch_s, funcnn_s = pair.measure(row, pairs)
+        low, mid, high = statistics.quantiles(ratios, n=4)
+        medians.append(mid)
+        memory = float(pair.ask("funcnn", "memory")) / 2**20
+        work = flops(row) / funcnn_s / 1e9
+        lines.append((row.label, mid, f"{low:.2f} .. {high:.2f}", torch_s * 1e3, funcnn_s * 1e3, work or None, memory))
+    print(f"\n### {title}: geometric mean {statistics.geometric_mean(medians):.2f}, least {min(medians):.2f}\n")
+    headers = ("row", "torch / funcnn", "quartiles", "torch ms", "funcnn ms", "funcnn GFLOP/s", "extra MB")
+    print(tabulate(lines, headers, tablefmt="github", floatfmt=("", ".2f", "", ".2f", ".2f", ".0f", ".1f")), flush=True)
+
+
+def overhead() -> None:
+    """Microseconds of a small call, of its checks at the door, of an init with known arguments."""
+    x, weight, bias = np.ones((1, 4, 8, 8), np.float32), np.ones((4, 4, 3, 3), np.float32), np.ones(4, np.float32)
+    state = fn.conv_init(x, weight)
+    plan = state.plan
+
+    def microseconds(call: object) -> float:
+        return statistics.median(timeit.repeat(call, number=500, repeat=21)) / 500 * 1e6
+
+    whole = microseconds(lambda: fn.conv(x, weight, bias, state))
+    inner = microseconds(lambda: plan.forward(x, weight, bias))
+    init = microseconds(lambda: fn.conv_init(x, weight))
+    print(f"\nconv on (1, 4, 8, 8), O=4, k=3: {whole:.1f} us in all, {whole - inner:.1f} at the door; init {init:.1f} us")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=30, help="paired turns a row (default 30)")
+    parser.add_argument("--only", default="", help="tables whose name contains this text")
+    arguments = parser.parse_args()
+    pair = Pair()
+    print(pair.ask("torch", "about"), "|", pair.ask("funcnn", "about"))
+    print(f"matrix product {peak_gflops():.0f} GFLOP/s, copy {copy_gbytes():.0f} GB/s")
+    overhead()
+    for title, rows in tables().items():
+        if arguments.only in title:
+            report(pair, title, rows, arguments.pairs)
+
+
+if __name__ == "__main__":
+    main()
