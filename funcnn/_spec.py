@@ -284,9 +284,7 @@ def per_axis(function: str, name: str, value: Any, rank: int, least: int) -> tup
         return (integer(function, name, value, least),) * rank
     if isinstance(value, (tuple, list)):
         if len(value) != rank:
-            raise SpecError(
-                f"{function}: {name} must be an int or {rank} ints (one per spatial axis), got {value!r}"
-            )
+            raise SpecError(f"{function}: {name} must be an int or {rank} ints (one per spatial axis), got {value!r}")
         return tuple([integer(function, name, v, least) for v in value])
     return (integer(function, name, value, least),) * rank
 
@@ -387,7 +385,9 @@ def _window_axes(
 def _no_empty_axis(function: str, sizes: tuple[int, ...]) -> None:
     for index, size in enumerate(sizes):
         if size == 0:
-            raise SpecError(f"{function}: x must have no spatial axis of size 0, got spatial shape {sizes} (axis {index})")
+            raise SpecError(
+                f"{function}: x must have no spatial axis of size 0, got spatial shape {sizes} (axis {index})"
+            )
 
 
 def _transposed_axes(
@@ -409,7 +409,7 @@ def _transposed_axes(
             if ceil_div(size, s) != out:
                 raise SpecError(
                     f"{function}: output_size must have ceil(output_size / stride) equal to the input size {out} "
-                    f'with padding {padding!r}, got {size} with stride {s} on spatial axis {i}'
+                    f"with padding {padding!r}, got {size} with stride {s} on spatial axis {i}"
                 )
             lo, hi = _pads(padding, i, size, k, s, d)
         else:
@@ -525,9 +525,7 @@ def _conv_dtype(function: str, dtype: str, weight_dtype: str, widest_int: str) -
     return widest_int if result == "int64" else result
 
 
-def _check_channels(
-    function: str, channels: int, weight_shape: tuple[int, ...], groups: int, transposed: bool
-) -> None:
+def _check_channels(function: str, channels: int, weight_shape: tuple[int, ...], groups: int, transposed: bool) -> None:
     if transposed:
         if weight_shape[0] != channels:
             raise SpecError(
@@ -577,7 +575,13 @@ def _output_options(
 
 
 def _pool_axes(
-    function: str, x_shape: tuple[int, ...], kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: Any,
+    function: str,
+    x_shape: tuple[int, ...],
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: Any,
     layout: Any,
 ) -> tuple[int, tuple[Axis, ...]]:
     """Channels and window axes of a pool from raw options."""

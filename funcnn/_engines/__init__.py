@@ -97,9 +97,7 @@ _lock = threading.Lock()
 _num_threads: int | None = None
 
 
-def plan_for(
-    function: str, engine: str, spec: Spec, options: Options, library: str, device: str | None
-) -> Plan[Any]:
+def plan_for(function: str, engine: str, spec: Spec, options: Options, library: str, device: str | None) -> Plan[Any]:
     """The plan for a Spec, the same object for equal arguments (among the last 1,024 plans)."""
     if not isinstance(engine, str):
         raise TypeError(f"{function}: engine must be a string, got {engine!r}")

@@ -121,7 +121,9 @@ class XpConv(ConvPlan):
 
     def weight_gradient(self, x: Array, y: Array) -> Array:
         spec, w = self.spec, self._windows()
-        columns = self._batch_last(w, self._grouped(w, w.unfold(self._widen(w, x), spec.axes, 0)))  # (G, I/G * K, N * P)
+        columns = self._batch_last(
+            w, self._grouped(w, w.unfold(self._widen(w, x), spec.axes, 0))
+        )  # (G, I/G * K, N * P)
         rows = self._batch_last(w, self._grouped(w, self._widen(w, y)))  # (G, O/G, N * P)
         gradient = w.xp.matmul(rows, w.xp.matrix_transpose(columns))  # (G, O/G, I/G * K)
         gradient = w.xp.reshape(gradient, spec.weight_shape)

@@ -354,9 +354,7 @@ def _backward(
         if array is None and needed_by in names:
             raise StateError(f'{function}: {name} must be given for wrt="{needed_by}", got None')
     if x is not None:
-        check_same_batch(
-            function, "dy", batch, "x", check_batch(function, "x", x, plan, spec.x_shape, spec.dtype)
-        )
+        check_same_batch(function, "dy", batch, "x", check_batch(function, "x", x, plan, spec.x_shape, spec.dtype))
         x = to_engine(x, plan)
     if weight is not None:
         check_array(function, "weight", weight, plan, spec.weight_shape, spec.weight_dtype)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from funcnn._arrays import Array, ArraySpec, describe, named
 from funcnn._engines import plan_for

@@ -14,10 +14,22 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from funcnn._engines._protocol import ConvPlan
 from funcnn._engines.blas import _depthwise
-from funcnn._engines.blas._memory import FIRST, LAST, Array, Block, allocate, blocks, matrix, memory_order
+from funcnn._engines.blas._memory import (
+    FIRST,
+    LAST,
+    Array,
+    Block,
+    allocate,
+    blocks,
+    matrix,
+    memory_order,
+    put,
+    scratch_in_order,
+)
 from funcnn._scratch import scratch
 from funcnn._spec import FLOAT_DTYPES, HALF_DTYPES, REAL_OF_COMPLEX, Axis
 
@@ -73,7 +85,7 @@ class BlasConv(ConvPlan):
     def correlate(self, x: Array, weight: Array, bias: Array | None) -> Array:
         if self._real_weight:
             return self._by_parts(self.real_plan.correlate, x, weight, bias)
-        spec, dtype = self.spec, self.sum_dtype
+        spec = self.spec
         order = memory_order(x, spec.layout)
         y = allocate(np.empty, (x.shape[0], spec.outputs, *self._outs), spec.y_dtype, order)
         if self.algorithm == "depthwise":
@@ -120,13 +132,13 @@ class BlasConv(ConvPlan):
     def _scatter(self, rows: Array, y: Array, x: Array, order: str) -> None:
         """x += rows (G, K, O/G) times y, tap by tap: only products that the convolution has."""
         for block in self._blocks(len(y), order):
-            columns, view = self._column_scratch(block, order)
+            columns, windows = self._column_scratch(block, order)
             np.matmul(rows, self._rows(y[_index(block)], order), out=columns)
-            image = self._split(x[block[0][0] : block[0][1]], order)
-            for slot, inside, cells, _ in self._taps(block):
-                if inside is not None:
-                    part = image[cells]
-                    np.add(part, view[slot][inside], out=part)
+            n, c, *sizes = x[block[0][0] : block[0][1]].shape
+            cells = x[block[0][0] : block[0][1]].reshape(n, self.spec.groups, c // self.spec.groups, *sizes)
+            for source, target in _tap_table(self.spec.axes, block[1:], self.spec.flip):
+                part = cells[target]
+                np.add(part, windows[source], out=part)
 
     def weight_gradient(self, x: Array, y: Array) -> Array:
         if self._real_weight:
@@ -192,9 +204,6 @@ class BlasConv(ConvPlan):
         image = math.prod(self._outs)
         return blocks(n, self._outs, self.block_pixels, merge_images=order == LAST or image < SMALL_IMAGE)
 
-    def _taps(self, block: Block) -> tuple[Any, ...]:
-        return _tap_table(self.spec.axes, block[1:], self.spec.flip)
-
     def _weight_matrix(self, weight: Array, order: str) -> Array:
         """(G, O/G, K), K in the order in which the columns lie: (c, t) channels-first, (t, c) channels-last."""
         spec = self.spec
@@ -211,44 +220,59 @@ class BlasConv(ConvPlan):
         return np.moveaxis(rows.reshape(o, *kernel, i), -1, 1)
 
     def _column_scratch(self, block: Block, order: str) -> tuple[Array, Array]:
-        """Scratch for the columns of a block: as matrices (G, K, P), and as [tap][n, C, *b]."""
+        """Scratch for the columns of a block: as matrices (G, K, P), and as windows (n, G, C/G, *k, *b)."""
         spec = self.spec
         n, *b = (hi - lo for lo, hi in block)
-        g, c, k = spec.groups, spec.inputs // spec.groups, spec.taps
-        pixels = n * math.prod(b)
+        g, c, k = spec.groups, spec.inputs // spec.groups, spec.kernel
+        pixels, rank = n * math.prod(b), len(b)
         if order == FIRST:
-            memory = scratch("columns", (g, c, k, n, *b), self.sum_dtype)
-            view = memory.reshape(g * c, k, n, *b).transpose(1, 2, 0, *range(3, 3 + len(b)))
-            return memory.reshape(g, c * k, pixels), view
-        if g == 1:
-            memory = scratch("columns", (n, *b, k, c), self.sum_dtype)
-            view = np.moveaxis(memory, (-2, -1), (0, 2))
-            return memory.reshape(1, pixels, k * c).swapaxes(1, 2), view
-        memory = scratch("columns", (g, n, *b, k, c), self.sum_dtype)
-        # [g][n, *b, k, c] -> [k][n, g, c, *b]; g and c cannot be one axis without a copy, so x is split instead.
-        view = np.moveaxis(memory, (-2, 0, -1), (0, 2, 3))
-        return memory.reshape(g, pixels, k * c).swapaxes(1, 2), view
+            memory = scratch("columns", (g, c, *k, n, *b), self.sum_dtype)
+            windows = memory.transpose(rank + 2, *range(rank + 2), *range(rank + 3, memory.ndim))
+            return memory.reshape(g, c * spec.taps, pixels), windows
+        memory = scratch("columns", (g, n, *b, *k, c), self.sum_dtype)
+        windows = memory.transpose(1, 0, memory.ndim - 1, *range(rank + 2, memory.ndim - 1), *range(2, rank + 2))
+        return memory.reshape(g, pixels, c * spec.taps).swapaxes(1, 2), windows
 
     def _columns(self, x: Array, block: Block, order: str) -> Array:
         """The windows of a block of y as matrices (G, K, P): x itself where a matmul can read it, else in scratch."""
         if self.algorithm == "matmul":
             return self._rows(x[_index(block)], order, "columns")
-        columns, view = self._column_scratch(block, order)
-        image = self._split(x[block[0][0] : block[0][1]], order)
-        for slot, inside, cells, outside in self._taps(block):
-            column = view[slot]
-            for strip in outside:
-                column[strip] = 0
-            if inside is not None:
-                np.copyto(column[inside], image[cells], casting="unsafe")
+        columns, windows = self._column_scratch(block, order)
+        np.copyto(windows, self._windows(self._padded(x, block, order)))
         return columns
 
-    def _split(self, x: Array, order: str) -> Array:
-        """(n, C, *size) as (n, G, C/G, *size) where the column scratch has it so."""
-        g = self.spec.groups
-        if order == FIRST or g == 1:
-            return x
-        return x.reshape(x.shape[0], g, x.shape[1] // g, *x.shape[2:])
+    def _padded(self, x: Array, block: Block, order: str) -> Array:
+        """The cells (n, C, *) that a block reads, with zeros for padding: a part of x, or a copy in scratch."""
+        index, inside, sizes = [slice(*block[0]), slice(None)], [], []
+        for axis, (lo, hi) in zip(self.spec.axes, block[1:], strict=True):
+            start = lo * axis.stride - axis.lo
+            stop = start + (hi - lo - 1) * axis.stride + axis.span
+            first, last = min(max(start, 0), axis.size), max(min(stop, axis.size), 0)
+            last = max(first, last)
+            index.append(slice(first, last))
+            inside.append(slice(first - start, last - start) if first < last else slice(0, 0))
+            sizes.append(stop - start)
+        part = x[tuple(index)]
+        if part.shape[2:] == tuple(sizes) and part.dtype == self.sum_dtype:
+            return part
+        padded = scratch_in_order("padded", (*part.shape[:2], *sizes), self.sum_dtype, order)
+        put(padded, inside, part)
+        return padded
+
+    def _windows(self, cells: Array) -> Array:
+        """Every window of the cells (n, C, *) as (n, G, C/G, *k, *b), read in place."""
+        spec = self.spec
+        n, c, *sizes = cells.shape
+        item = cells.strides
+        taps = [a.dilation * s for a, s in zip(spec.axes, item[2:], strict=True)]
+        steps = [a.stride * s for a, s in zip(spec.axes, item[2:], strict=True)]
+        counts = [(size - a.span) // a.stride + 1 for a, size in zip(spec.axes, sizes, strict=True)]
+        if spec.flip:
+            cells = cells[(..., *(slice((a.kernel - 1) * a.dilation, None) for a in spec.axes))]
+            taps = [-t for t in taps]
+        channels = (spec.groups, c // spec.groups)
+        shape = (n, *channels, *spec.kernel, *counts)
+        return as_strided(cells, shape, (item[0], channels[1] * item[1], item[1], *taps, *steps))
 
     def _rows(self, block: Array, order: str, name: str = "rows") -> Array:
         """A block of y (n, O, *b) as matrices (G, O/G, P), copied to scratch only where it must be."""
@@ -283,29 +307,23 @@ def _index(block: Block) -> tuple[slice, ...]:
 
 
 @lru_cache(1024)
-def _tap_table(axes: tuple[Axis, ...], ranges: tuple[tuple[int, int], ...], flip: bool) -> tuple[Any, ...]:
-    """For every tap: its slot, the windows of a block whose tap lies inside x, the cells they read, the other windows.
-
-    Indices use `...` for the leading axes, so that the channels may be one axis or two.
-    """
+def _tap_table(
+    axes: tuple[Axis, ...], ranges: tuple[tuple[int, int], ...], flip: bool
+) -> tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...]:
+    """For every tap that reads x in a block: its windows, as an index of (n, G, C/G, *k, *b), and the cells of x."""
     table = []
-    last = math.prod(a.kernel for a in axes) - 1
-    for index, taps in enumerate(itertools.product(*(range(a.kernel) for a in axes))):
-        inside, cells, outside = [], [], []
-        for i, (axis, tap, (lo, hi)) in enumerate(zip(axes, taps, ranges, strict=True)):
-            first, end = axis.windows_inside(tap)
-            first, end = max(first, lo), min(end, hi)
-            start = axis.start(tap)
-            rest = (slice(None),) * (len(axes) - 1 - i)
-            if first >= end:
-                inside, outside = None, [...]
+    for taps in itertools.product(*(range(a.kernel) for a in axes)):
+        slots, windows, cells = [], [], []
+        for axis, tap, (lo, hi) in zip(axes, taps, ranges, strict=True):
+            first, last = axis.windows_inside(tap)
+            first, last = max(first, lo), min(last, hi)
+            if first >= last:
                 break
-            inside.append(slice(first - lo, end - lo))
-            cells.append(slice(start + first * axis.stride, start + (end - 1) * axis.stride + 1, axis.stride))
-            outside += [(..., part, *rest) for part in (slice(0, first - lo), slice(end - lo, hi - lo)) if part.start < part.stop]
-        slot = last - index if flip else index
-        if inside is None:
-            table.append((slot, None, None, (...,)))
+            start = axis.start(tap)
+            slots.append(axis.kernel - 1 - tap if flip else tap)
+            windows.append(slice(first - lo, last - lo))
+            cells.append(slice(start + first * axis.stride, start + (last - 1) * axis.stride + 1, axis.stride))
         else:
-            table.append((slot, (..., *inside), (..., *cells), tuple(outside)))
+            whole = (slice(None),) * 3
+            table.append(((*whole, *slots, *windows), (*whole, *cells)))
     return tuple(table)

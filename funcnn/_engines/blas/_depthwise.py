@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from funcnn._engines.blas._memory import FIRST, Array
+from funcnn._engines.blas._memory import FIRST, Array, put
 from funcnn._engines.blas._threads import run_all
 from funcnn._scratch import scratch
 from funcnn._spec import Axis
 
 __all__ = ["adjoint", "correlate", "weight_gradient"]
 
-PLANE_BYTES = 256 << 10
+PLANE_BYTES = 1 << 20
 
 
 class _Phase(NamedTuple):
@@ -46,7 +46,9 @@ def _phases(axis: Axis) -> tuple[_Phase, ...]:
     phases = []
     for first in range(min(step, axis.kernel)):
         shift, phase = divmod(first * axis.dilation, axis.stride)
-        phases.append(_Phase(phase, first, step, -(-(axis.kernel - first) // step), shift, step * axis.dilation // axis.stride))
+        phases.append(
+            _Phase(phase, first, step, -(-(axis.kernel - first) // step), shift, step * axis.dilation // axis.stride)
+        )
     return tuple(phases)
 
 
@@ -88,14 +90,16 @@ def _valid(axis: Axis, phase: int, lo: int, hi: int) -> tuple[int, int]:
 
 
 def _plane(name: str, order: str, channels: int, sizes: tuple[int, ...], slack: int, dtype: Any) -> tuple[Array, Array]:
-    """Zeroed scratch for planes of the given sizes: flat (with `slack` more cells at both ends), and seen as (C, *sizes)."""
+    """Scratch for planes of the given sizes: flat, with `slack` zeros at both ends, and seen as (C, *sizes)."""
     cells = math.prod(sizes)
     if order == FIRST:
         flat = scratch(name, (channels, cells + 2 * slack), dtype)
-        flat.fill(0)
+        flat[:, :slack] = 0
+        flat[:, slack + cells :] = 0
         return flat, flat[:, slack : slack + cells].reshape(channels, *sizes)
     flat = scratch(name, (cells + 2 * slack, channels), dtype)
-    flat.fill(0)
+    flat[:slack] = 0
+    flat[slack + cells :] = 0
     return flat, np.moveaxis(flat[slack : slack + cells].reshape(*sizes, channels), -1, 0)
 
 
@@ -170,7 +174,10 @@ def correlate(plan: Any, x: Array, weight: Array, bias: Array | None, y: Array, 
         here = (r1 - r0 + _most_shift(axes[0]), *sizes[1:])
         channels = kernel[job.channels]
         work = _Pass(order, len(channels), here, _slack(axes, here))
-        planes = [_fill(work, x[job.n, job.channels], axes, phases, r0, f"plane{i}", dtype) for i, phases in enumerate(combinations)]
+        planes = [
+            _fill(work, x[job.n, job.channels], axes, phases, r0, f"plane{i}", dtype)
+            for i, phases in enumerate(combinations)
+        ]
         for m in range(multiplier):
             weights = work.weights(channels[:, m])
             total = work.result("total", dtype)
@@ -182,11 +189,12 @@ def correlate(plan: Any, x: Array, weight: Array, bias: Array | None, y: Array, 
                 if i:
                     np.add(total, out, out=total)
             result = work.seen(total)[(slice(None), slice(0, r1 - r0), *(slice(0, a.out) for a in axes[1:]))]
-            if bias is not None:
-                scale = bias.astype(dtype, copy=False).reshape(-1, multiplier)[job.channels, m]
-                result += scale.reshape(-1, *(1,) * len(axes))
             outputs = slice(job.channels.start * multiplier + m, job.channels.stop * multiplier, multiplier)
-            np.copyto(y[job.n, outputs, r0:r1], result, casting="unsafe")
+            if bias is None:
+                np.copyto(y[job.n, outputs, r0:r1], result, casting="unsafe")
+            else:
+                shift = bias[outputs].astype(dtype, copy=False).reshape(-1, *(1,) * len(axes))
+                np.add(result, shift, out=y[job.n, outputs, r0:r1], casting="unsafe")
 
     run_all(task, _tasks(len(x), spec.inputs, axes[0].out, row_bytes, order), plan.threads)
 
@@ -205,14 +213,16 @@ def _fill(
 ) -> Array:
     """The plane of one phase of x (C, *size), from row `row` of the plane on."""
     flat, plane = _plane(name, work.order, work.channels, work.sizes, work.slack, dtype)
-    target, source = [slice(None)], [slice(None)]
+    region, source = [], [slice(None)]
     for i, (axis, p, size) in enumerate(zip(axes, phases, work.sizes, strict=True)):
         lo = row if i == 0 else 0
         first, last = _valid(axis, p.phase, lo, lo + size)
-        target.append(slice(first - lo, last - lo))
+        region.append(slice(first - lo, last - lo))
         cell = first * axis.stride + p.phase - axis.lo
-        source.append(slice(cell, cell + (last - first - 1) * axis.stride + 1, axis.stride) if first < last else slice(0, 0))
-    np.copyto(plane[tuple(target)], x[tuple(source)], casting="unsafe")
+        source.append(
+            slice(cell, cell + (last - first - 1) * axis.stride + 1, axis.stride) if first < last else slice(0, 0)
+        )
+    put(plane, region, x[tuple(source)])
     return flat
 
 
@@ -233,13 +243,13 @@ def adjoint(plan: Any, y: Array, weight: Array, x: Array, order: str) -> None:
         work = _Pass(order, len(channels), (r1 - r0 + halo, *sizes[1:]), 0)
         work.slack = _slack(axes, work.sizes)
         totals = [work.result(f"total{i}", dtype) for i in range(len(combinations))]
-        first, last = max(0, r0 - halo), min(axes[0].out, r1)
+        first = max(0, r0 - halo)
+        last = max(first, min(axes[0].out, r1))
         for m in range(multiplier):
             flat, plane = _plane("plane", order, work.channels, work.sizes, work.slack, dtype)
             outputs = slice(job.channels.start * multiplier + m, job.channels.stop * multiplier, multiplier)
-            if first < last:
-                cells = (slice(None), slice(first - r0 + halo, last - r0 + halo), *(slice(0, a.out) for a in axes[1:]))
-                np.copyto(plane[cells], y[job.n, outputs, first:last], casting="unsafe")
+            region = [slice(first - r0 + halo, last - r0 + halo), *(slice(0, a.out) for a in axes[1:])]
+            put(plane, region, y[job.n, outputs, first:last])
             weights = work.weights(channels[:, m])
             for total, phases in zip(totals, combinations, strict=True):
                 out = work.result("part", dtype) if m else total

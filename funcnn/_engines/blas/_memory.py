@@ -8,7 +8,20 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["FIRST", "LAST", "Block", "allocate", "blocks", "matrix", "memory_order", "native"]
+from funcnn._scratch import scratch
+
+__all__ = [
+    "FIRST",
+    "LAST",
+    "Block",
+    "allocate",
+    "blocks",
+    "matrix",
+    "memory_order",
+    "native",
+    "put",
+    "scratch_in_order",
+]
 
 FIRST, LAST = "channels_first", "channels_last"
 Array = np.ndarray[Any, Any]
@@ -30,6 +43,21 @@ def allocate(make: Any, shape: tuple[int, ...], dtype: Any, order: str) -> Array
         return make(shape, dtype)
     n, c, *spatial = shape
     return np.moveaxis(make((n, *spatial, c), dtype), -1, 1)
+
+
+def scratch_in_order(name: str, shape: tuple[int, ...], dtype: Any, order: str) -> Array:
+    """Scratch (N, C, *spatial) in a memory order."""
+    return allocate(lambda memory, kind: scratch(name, memory, kind), shape, dtype, order)
+
+
+def put(target: Array, region: list[slice], values: Array) -> None:
+    """Write values into a region of the spatial axes of target (..., *spatial) and zeros around it."""
+    for i, part in enumerate(region):
+        rest = (slice(None),) * (len(region) - 1 - i)
+        for outside in (slice(0, part.start), slice(part.stop, None)):
+            if outside.start != target.shape[i - len(region)] and outside.stop != 0:
+                target[(..., *region[:i], outside, *rest)] = 0
+    np.copyto(target[(..., *region)], values, casting="unsafe")
 
 
 def native(x: Array) -> Array:

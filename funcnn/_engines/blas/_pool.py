@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from funcnn._engines._protocol import AvgPoolPlan, MaxPoolPlan
-from funcnn._engines.blas._memory import FIRST, Array, allocate, memory_order, native
+from funcnn._engines.blas._memory import FIRST, Array, allocate, memory_order, native, scratch_in_order
 from funcnn._engines.blas._threads import run_all
-from funcnn._scratch import scratch
 from funcnn._spec import HALF_DTYPES, Axis
 
 __all__ = ["BlasAvgPool", "BlasMaxPool"]
@@ -115,14 +114,9 @@ def _sum_dtype(dtype: str) -> np.dtype[Any]:
     return np.dtype("float32") if dtype in HALF_DTYPES else np.dtype(dtype)
 
 
-def _local(shape: tuple[int, ...], dtype: Any, name: str, order: str) -> Array:
-    """Scratch (N, C, *spatial) in a memory order."""
-    return allocate(lambda memory, kind: scratch(name, memory, kind), shape, dtype, order)
-
-
 def _copy(part: Array, dtype: np.dtype[Any], order: str) -> Array:
     """part in another dtype, in scratch."""
-    wide = _local(part.shape, dtype, "wide", order)
+    wide = scratch_in_order("wide", part.shape, dtype, order)
     np.copyto(wide, part, casting="unsafe")
     return wide
 
@@ -199,10 +193,10 @@ class BlasMaxPool(MaxPoolPlan):
             if windows is None:
                 continue
             here, target = dy[windows], dx[cells]
-            chosen = _local(here.shape, np.int8, "chosen", order)
+            chosen = scratch_in_order("chosen", here.shape, np.int8, order)
             np.equal(argmax[windows], argmax.dtype.type(tap), out=chosen.view(np.bool_))
             np.negative(chosen, out=chosen)
-            mask = _local(here.shape, bits, "mask", order)
+            mask = scratch_in_order("mask", here.shape, bits, order)
             np.copyto(mask, chosen)
             if alone:  # no other window has this cell
                 np.bitwise_and(mask, here.view(bits), out=target.view(bits))
@@ -259,8 +253,8 @@ class _MaxPass:
         """x (N, C, *size) and the index within the axes done before (None: none); both with `axis` reduced."""
         i = self.i
         shape = _resized(x.shape, i, axis.out)
-        best = _local(shape, x.dtype, f"best{i}", self.order)
-        where = _local(shape, self.dtype, f"index{i}", self.order) if self.train else None
+        best = scratch_in_order(f"best{i}", shape, x.dtype, self.order)
+        where = scratch_in_order(f"index{i}", shape, self.dtype, self.order) if self.train else None
         for tap, new, seen, both in _steps(axis):
             offset = self.dtype.type(tap * self.stride)
             if new is not None:
@@ -286,7 +280,7 @@ class _MaxPass:
                 if where is not None:
                     target = where[windows]
                     won = self._better(value, old)
-                    candidate = _local(old.shape, self.dtype, "candidate", self.order)
+                    candidate = scratch_in_order("candidate", old.shape, self.dtype, self.order)
                     if index is None:
                         np.multiply(won, offset, out=candidate, casting="unsafe")
                     else:
@@ -303,7 +297,7 @@ class _MaxPass:
 
     def _better(self, value: Array, old: Array) -> Array:
         """1 where a later cell beats the best so far: it is larger, or the first NaN."""
-        better = _local(value.shape, np.bool_, "better", self.order)
+        better = scratch_in_order("better", value.shape, np.bool_, self.order)
         np.greater(value, old, out=better)
         if self.exact_nan:
             better |= np.isnan(value) & ~np.isnan(old)
@@ -349,7 +343,7 @@ class BlasAvgPool(AvgPoolPlan):
 
         def task(job: _Task) -> None:
             source = dy[job.images, job.channels]
-            part = _local(source.shape, dtype, "scaled", order)
+            part = scratch_in_order("scaled", source.shape, dtype, order)
             np.divide(source, self._divisor, out=part, casting="unsafe", dtype=dtype)
             for i, axis in reversed(list(enumerate(spec.axes))):
                 part = _spread_axis(part, i, axis, order)
@@ -371,7 +365,7 @@ class BlasAvgPool(AvgPoolPlan):
 
 def _sum_axis(x: Array, i: int, axis: Axis, order: str) -> Array:
     """Sums over the windows of one spatial axis of x (N, C, *size)."""
-    total = _local(_resized(x.shape, i, axis.out), x.dtype, f"sum{i}", order)
+    total = scratch_in_order(f"sum{i}", _resized(x.shape, i, axis.out), x.dtype, order)
     if not _all_covered(axis):
         total[...] = 0
     for _, new, seen, both in _steps(axis):
@@ -396,7 +390,7 @@ def _all_covered(axis: Axis) -> bool:
 
 def _spread_axis(y: Array, i: int, axis: Axis, order: str) -> Array:
     """The adjoint of `_sum_axis`."""
-    total = _local(_resized(y.shape, i, axis.size), y.dtype, f"spread{i}", order)
+    total = scratch_in_order(f"spread{i}", _resized(y.shape, i, axis.size), y.dtype, order)
     total[...] = 0
     for tap in range(axis.kernel):
         pair = _pair(axis, tap, *axis.windows_inside(tap))
