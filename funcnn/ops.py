@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from funcnn._arrays import Array, ArraySpec, named
+from funcnn._arrays import Array, ArraySpec, dtype_name, named
 from funcnn._ops._door import check_batch, in_layout
 from funcnn._ops.conv import (
     conv,
@@ -79,17 +79,23 @@ def out_spec(state: OpState, x: Array | ArraySpec | None = None) -> ArraySpec:
     if not isinstance(state, OpState):
         raise TypeError(f"out_spec: state must be an op state, got {type(state).__name__}")
     plan, spec = state.plan, state.plan.spec
-    library = named(plan.library)
-    device = None
-    if x is None:
-        if state.batch is None:
-            raise StateError("out_spec: x must be given for a state that a pytree library rebuilt, got None")
-        batch = state.batch
-    else:
-        batch = check_batch("out_spec", "x", x, plan, spec.x_shape, spec.dtype)
-        device = None if plan.device is None else getattr(x, "device", None)
-    return ArraySpec((batch, *in_layout(spec.y_shape, spec)), _dtype(spec), library.xp, device=device or plan.device)
+    batch, device = state.batch, None
+    if x is not None:
+        batch, device = _batch_of(x, plan), getattr(x, "device", None)
+    if batch is None:
+        raise StateError("out_spec: x must be given for a state that a pytree library rebuilt, got None")
+    if plan.library in ("numpy", "jax"):
+        device = None
+    return ArraySpec(
+        (batch, *in_layout(spec.y_shape, spec)), spec.y_dtype, named(plan.library).xp, device=device or plan.device
+    )
 
 
-def _dtype(spec: Any) -> str:
-    return str(spec.y_dtype)
+def _batch_of(x: Array | ArraySpec, plan: Any) -> int:
+    if type(x) is not ArraySpec:
+        return check_batch("out_spec", "x", x, plan, plan.spec.x_shape, plan.spec.dtype)
+    expected = (*in_layout(plan.spec.x_shape, plan.spec), plan.spec.dtype, plan.library)
+    got = (*x.shape[1:], dtype_name(x.dtype), x.library.name)
+    if got != expected:
+        raise StateError(f"out_spec: x must be (N, {', '.join(map(str, expected))}) as the state was made for, got {x}")
+    return x.shape[0]

@@ -63,12 +63,12 @@ def _unpickle(cls: type, values: tuple[Any, ...]) -> Any:
     return cls(*values)
 
 
-def _empty(array: Any) -> Any:
+def empty_like(array: Any) -> Any:
     """A zero-size array like `array`: the residual of a state that has not run. Other objects stay as they are.
 
     Never a slice of `array`: that would keep its memory.
     """
-    if not array_api_compat.is_array_api_obj(array) or not any(array.shape):
+    if not array_api_compat.is_array_api_obj(array) or 0 in array.shape:
         return array
     xp = array_api_compat.array_namespace(array)
     place = {} if array_api_compat.is_jax_array(array) else {"device": array_api_compat.device(array)}
@@ -133,7 +133,7 @@ class MaxPoolState(OpState):
     leaves: ClassVar[tuple[str, ...]] = ("argmax",)
 
     def cleared(self) -> MaxPoolState:
-        return dataclasses.replace(self, argmax=_empty(self.argmax))
+        return dataclasses.replace(self, argmax=empty_like(self.argmax))
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
@@ -158,7 +158,7 @@ class DropoutState(OpState):
     leaves: ClassVar[tuple[str, ...]] = ("mask", "step")
 
     def cleared(self) -> DropoutState:
-        return dataclasses.replace(self, mask=_empty(self.mask))
+        return dataclasses.replace(self, mask=empty_like(self.mask))
 
 
 # ---- text ------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 import hypothesis
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -53,6 +54,24 @@ class Backend(enum.Enum):
         if self.is_numpy or self is Backend.JAX:
             return True
         return hasattr(self.xp, dtype)
+
+    @property
+    def widest_float(self) -> str:
+        """The float dtype for exact tests: float64, but float32 on JAX as it comes."""
+        return "float32" if self is Backend.JAX else "float64"
+
+    @property
+    def widest_int(self) -> str:
+        return "int32" if self is Backend.JAX else "int64"
+
+    @property
+    def array_type(self) -> type:
+        """What a result must be an instance of, exactly."""
+        return type(self.asarray(np.zeros(1)))
+
+    def dtype_name(self, array: Any) -> str:
+        """'float32' for every library's float32, '>f4' where NumPy's byte order is not native."""
+        return str(array.dtype).rsplit(".", 1)[-1]
 
     def asarray(self, values: Any, dtype: str | None = None) -> Any:
         """A NumPy array as an array of the backend."""
@@ -110,3 +129,23 @@ def poisoned_scratch() -> Any:
     yield
     fn._scratch.poison()
     gc.collect(0)
+
+
+def need(backend: Backend) -> None:
+    """Skip the rest of a test that is about one library, where that backend was not selected."""
+    if backend not in selected_backends():
+        pytest.skip(f"{backend.name.lower()} is not among the selected backends")
+    importlib.import_module(backend.module)
+
+
+def eps(dtype: str) -> float:
+    """Distance from 1 to the next number of a float or complex dtype."""
+    return float(ml_dtypes.finfo(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype).eps)
+
+
+def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, scale: int = 1) -> Any:
+    """Standard normal numbers, rounded to the dtype; `scale` is for makers of whole numbers."""
+    values = rng.standard_normal(shape)
+    if dtype.startswith("complex"):
+        values = values + 1j * rng.standard_normal(shape)
+    return values.astype(np.dtype(dtype))

@@ -14,7 +14,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from funcnn._arrays import named
+from funcnn._arrays import dtype_name, named
 from funcnn._engines._hash import M1, M2, SALT, base_key, threshold
 from funcnn._engines._protocol import AvgPoolPlan, ConvPlan, DropoutPlan, MaxPoolPlan, Plan
 from funcnn._spec import COMPLEX_DTYPES, HALF_DTYPES, AvgPoolSpec, Axis, ConvSpec, DropoutSpec, MaxPoolSpec, Spec
@@ -73,6 +73,15 @@ class _Windows:
             x = self.xp.sum(x, axis=i + 3, dtype=x.dtype)
         return x
 
+    def complex(self, real: Array, imag: Array, dtype: str) -> Array:
+        """real + i imag. The standard has no such function, and imag * 1j makes NaN + inf j of an infinity."""
+        finite = self.xp.isfinite(imag)
+        turned = self.cast(self.xp.where(finite, imag, self.xp.zeros_like(imag)), dtype) * 1j
+        for chosen, value in ((imag > 0, math.inf), (imag < 0, -math.inf), (self.xp.isnan(imag), math.nan)):
+            constant = self.constant(np.asarray(complex(0, value)), imag, dtype)
+            turned = self.xp.where(chosen & ~finite, constant, turned)
+        return self.cast(real, dtype) + turned
+
     def sum_taken(self, array: Array, tables: tuple[np.ndarray, ...]) -> Array:
         """Sums along each axis over the second axis of its table: separable window sums."""
         for i, table in enumerate(tables):
@@ -107,17 +116,33 @@ class XpConv(ConvPlan):
         return _Windows(self.library)
 
     def correlate(self, x: Array, weight: Array, bias: Array | None) -> Array:
-        spec, w = self.spec, self._windows()
+        w = self._windows()
+        return self._finish(w, self._by_parts(w, self._correlate, x, weight), bias)
+
+    def _correlate(self, w: _Windows, x: Array, weight: Array) -> Array:
+        spec = self.spec
         columns = self._grouped(w, w.unfold(self._widen(w, x), spec.axes, 0))  # (N, G, I/G * K, P)
         y = w.xp.matmul(self._matrix(w, weight), columns)  # (N, G, O/G, P)
-        return self._finish(w, w.xp.reshape(y, (x.shape[0], spec.outputs, *(a.out for a in spec.axes))), bias)
+        return w.xp.reshape(y, (x.shape[0], spec.outputs, *(a.out for a in spec.axes)))
 
     def adjoint(self, y: Array, weight: Array, bias: Array | None) -> Array:
-        spec, w = self.spec, self._windows()
+        w = self._windows()
+        return self._finish(w, self._by_parts(w, self._adjoint, y, weight), bias)
+
+    def _adjoint(self, w: _Windows, y: Array, weight: Array) -> Array:
+        spec = self.spec
         rows = self._grouped(w, self._widen(w, y))  # (N, G, O/G, P)
         windows = w.xp.matmul(w.xp.matrix_transpose(self._matrix(w, weight)), rows)  # (N, G, I/G * K, P)
         windows = w.xp.reshape(windows, (y.shape[0], spec.inputs, spec.taps, rows.shape[-1]))
-        return self._finish(w, w.fold(windows, spec.axes), bias)
+        return w.fold(windows, spec.axes)
+
+    def _by_parts(self, w: _Windows, run: Any, x: Array, weight: Array) -> Array:
+        """run(w, x, weight); of a complex x with a real weight both parts as one real batch: inf * 2 has no NaN part."""
+        if self.spec.weight_dtype == self.spec.dtype:
+            return run(w, x, weight)
+        n = x.shape[0]
+        y = run(w, w.xp.concat([w.xp.real(x), w.xp.imag(x)], axis=0), weight)
+        return w.complex(y[:n, ...], y[n:, ...], self.spec.dtype)
 
     def weight_gradient(self, x: Array, y: Array) -> Array:
         spec, w = self.spec, self._windows()
@@ -137,11 +162,12 @@ class XpConv(ConvPlan):
         return w.cast(total, self.spec.y_dtype)
 
     def conjugate(self, a: Array) -> Array:
-        xp: Any = self._windows().xp
-        return xp.conj(a) if xp.isdtype(a.dtype, "complex floating") else a
+        return self._windows().xp.conj(a) if dtype_name(a.dtype) in COMPLEX_DTYPES else a
 
     def _widen(self, w: _Windows, array: Array) -> Array:
-        """The dtype to sum in; a real weight of a complex convolution becomes complex."""
+        """In the dtype to sum in: y's, or float32 for half floats; what is real in a complex convolution stays real."""
+        if self.spec.y_dtype in COMPLEX_DTYPES:
+            return array
         return w.cast(array, _sum_dtype(self.spec.y_dtype))
 
     def _flipped(self, w: _Windows, weight: Array) -> Array:

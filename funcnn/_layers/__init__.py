@@ -1,0 +1,1 @@
+"""The layers by families; `funcnn.layers` re-exports them."""

@@ -1,0 +1,190 @@
+"""Activations: pure functions of arrays and their derivatives, as layers without parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from funcnn._arrays import Array, ArraySpec
+from funcnn._layers._base import Layer, LayerState, Seed, filled, saving, spec_of, unsaved, wide
+
+__all__ = ["gelu", "leaky_relu", "relu", "sigmoid", "softmax", "tanh"]
+
+Function = Callable[..., Any]
+
+
+def _activation(name: str, value: Function, slope: Function, keeps: str) -> Layer:
+    """A layer from value(xp, x) and slope(xp, kept, dy), where kept is x or y."""
+
+    def init(seed: Seed, x: Array | ArraySpec) -> Any:
+        spec = spec_of(name, x)
+        return (), LayerState((), unsaved(spec, spec.ndim)), spec
+
+    def forward(params: Any, state: LayerState, x: Array, train: bool = True) -> Any:
+        _, xp, a = wide(name, x)
+        y = xp.astype(value(xp, a), x.dtype, copy=False)
+        return y, saving((), (x if keeps == "x" else y,), train)
+
+    def backward(params: Any, state: LayerState, dy: Array) -> Any:
+        (kept,) = filled(name, state)
+        _, xp, d = wide(name, dy)
+        _, _, a = wide(name, kept)
+        return xp.astype(slope(xp, a, d), dy.dtype, copy=False), ()
+
+    return Layer(init, forward, backward)
+
+
+def relu() -> Layer:
+    """max(x, 0). NaN stays NaN; the slope at 0 is 0.
+
+    Returns
+    -------
+    Layer
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from funcnn import layers as L
+    >>> x = np.asarray([[-1.0, 0.0, 2.0]])
+    >>> layer = L.relu()
+    >>> _, state, _ = layer.init(0, x)
+    >>> layer.forward((), state, x)[0]
+    array([[0., 0., 2.]])
+    """
+    return leaky_relu(0.0)
+
+
+def leaky_relu(slope: float = 0.01) -> Layer:
+    """x where x > 0, else slope * x. NaN stays NaN; the slope at 0 is the lower one.
+
+    Parameters
+    ----------
+    slope : float
+
+    Returns
+    -------
+    Layer
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from funcnn import layers as L
+    >>> x = np.asarray([[-1.0, 0.0, 2.0]])
+    >>> layer = L.leaky_relu(0.5)
+    >>> _, state, _ = layer.init(0, x)
+    >>> layer.forward((), state, x)[0]
+    array([[-0.5,  0. ,  2. ]])
+    """
+
+    def below(xp: Any, x: Array, a: Array) -> Array:
+        # A slope of 0 is a select: -inf times 0 would be NaN.
+        return xp.where(x <= 0, a * slope if slope else xp.zeros_like(a), a)
+
+    return _activation(
+        "leaky_relu" if slope else "relu",
+        lambda xp, x: below(xp, x, x),
+        lambda xp, x, dy: below(xp, x, dy),
+        keeps="x",
+    )
+
+
+def tanh() -> Layer:
+    """Hyperbolic tangent.
+
+    Returns
+    -------
+    Layer
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from funcnn import layers as L
+    >>> layer = L.tanh()
+    >>> _, state, _ = layer.init(0, np.zeros((1, 2)))
+    >>> layer.forward((), state, np.zeros((1, 2)))[0]
+    array([[0., 0.]])
+    """
+    return _activation("tanh", lambda xp, x: xp.tanh(x), lambda xp, y, dy: dy * (1 - y * y), keeps="y")
+
+
+def sigmoid() -> Layer:
+    """1 / (1 + exp(-x)), as (1 + tanh(x / 2)) / 2, which cannot overflow.
+
+    Returns
+    -------
+    Layer
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from funcnn import layers as L
+    >>> x = np.asarray([[-1e6, 0.0]])
+    >>> layer = L.sigmoid()
+    >>> _, state, _ = layer.init(0, x)
+    >>> layer.forward((), state, x)[0]
+    array([[0. , 0.5]])
+    """
+    return _activation("sigmoid", lambda xp, x: (1 + xp.tanh(x / 2)) / 2, lambda xp, y, dy: dy * y * (1 - y), keeps="y")
+
+
+def gelu() -> Layer:
+    """x times the normal distribution function, in the tanh form of Hendrycks and Gimpel (2016).
+
+    Returns
+    -------
+    Layer
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from funcnn import layers as L
+    >>> x = np.asarray([[0.0, 1.0]])
+    >>> layer = L.gelu()
+    >>> _, state, _ = layer.init(0, x)
+    >>> layer.forward((), state, x)[0].round(4)
+    array([[0.    , 0.8412]])
+    """
+    scale, cubic = math.sqrt(2 / math.pi), 0.044715
+
+    def value(xp: Any, x: Array) -> Array:
+        return x * (1 + xp.tanh(scale * (x + cubic * x * x * x))) / 2
+
+    def slope(xp: Any, x: Array, dy: Array) -> Array:
+        t = xp.tanh(scale * (x + cubic * x * x * x))
+        return dy * ((1 + t) / 2 + x * (1 - t * t) * scale * (1 + 3 * cubic * x * x) / 2)
+
+    return _activation("gelu", value, slope, keeps="x")
+
+
+def softmax(axis: int = -1) -> Layer:
+    """exp(x) over its sum along one axis; the largest x is subtracted first, so that no exp overflows.
+
+    Parameters
+    ----------
+    axis : int
+        The last axis by default.
+
+    Returns
+    -------
+    Layer
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from funcnn import layers as L
+    >>> x = np.asarray([[1e6, 1e6]])
+    >>> layer = L.softmax()
+    >>> _, state, _ = layer.init(0, x)
+    >>> layer.forward((), state, x)[0]
+    array([[0.5, 0.5]])
+    """
+
+    def value(xp: Any, x: Array) -> Array:
+        e = xp.exp(x - xp.max(x, axis=axis, keepdims=True))
+        return e / xp.sum(e, axis=axis, keepdims=True)
+
+    def slope(xp: Any, y: Array, dy: Array) -> Array:
+        return y * (dy - xp.sum(dy * y, axis=axis, keepdims=True))
+
+    return _activation("softmax", value, slope, keeps="y")

@@ -1,0 +1,166 @@
+"""What every layer is made of: the Layer tuple, its state, seeds, parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import array_api_compat
+import numpy as np
+
+from funcnn._arrays import Array, ArraySpec, Library, describe, library_of, named
+from funcnn._spec import COMPLEX_DTYPES, FLOAT_DTYPES, HALF_DTYPES
+from funcnn.errors import StateError
+from funcnn.state import Node, clear, empty_like, pytree
+
+__all__ = ["Layer", "LayerState", "Seed", "child_seed", "filled", "glorot_uniform", "he_normal", "saving", "spec_of"]
+
+Seed = int | np.random.SeedSequence
+
+
+class Layer(NamedTuple):
+    """A layer: three closures.
+
+    ``init(seed, x)`` gives ``(params, state, y_spec)``; x is an array or an `ArraySpec`, only its shape, dtype, library and
+    device are read. ``forward(params, state, x, train=True)`` gives ``(y, state)``; train=False saves nothing for a backward.
+    ``backward(params, state, dy)`` gives ``(dx, grads)``, grads with the structure of params.
+    """
+
+    init: Callable[..., Any]
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+
+
+@pytree
+@dataclass(frozen=True, eq=False, slots=True)
+class LayerState(Node):
+    """State of a layer, a pytree.
+
+    Attributes
+    ----------
+    op : op state, tuple of states, or ()
+        What the layer's op keeps between calls; the states of a combinator's layers.
+    saved : tuple of arrays
+        What the backward needs: the caller's own x, say. Zero-size until a training forward.
+    """
+
+    op: Any
+    saved: tuple[Any, ...]
+    leaves: ClassVar[tuple[str, ...]] = ("op", "saved")
+
+    def cleared(self) -> LayerState:
+        return LayerState(clear(self.op), tuple(map(empty_like, self.saved)))
+
+
+def spec_of(function: str, x: Array | ArraySpec) -> ArraySpec:
+    """The ArraySpec of an array; an ArraySpec as it is."""
+    if type(x) is ArraySpec:
+        return x
+    library, _, shape, dtype = describe(function, "x", x)
+    device = None if library.name in ("numpy", "jax") else array_api_compat.device(x)
+    return ArraySpec(shape, dtype, library.xp, device=device)
+
+
+def like(x: ArraySpec, shape: tuple[int, ...]) -> ArraySpec:
+    """The same dtype, library and device with another shape."""
+    return ArraySpec(shape, x.dtype, x.xp, device=x.device)
+
+
+def place(x: ArraySpec) -> dict[str, Any]:
+    """The device keyword for a new array beside x."""
+    return {} if x.device is None else {"device": x.device}
+
+
+def filled(function: str, state: LayerState) -> tuple[Any, ...]:
+    """The saved arrays; StateError where no training forward has filled them."""
+    if any(not any(array.shape) for array in state.saved):
+        raise StateError(
+            f"{function}: state must come from forward with train=True, got a state that saved nothing; "
+            f"pass the state that forward returned"
+        )
+    return state.saved
+
+
+def saving(op: Any, arrays: tuple[Any, ...], train: bool) -> LayerState:
+    """The state after a forward: the arrays when training, else nothing."""
+    state = LayerState(op, arrays)
+    return state if train else state.cleared()
+
+
+def unsaved(x: ArraySpec, *ndims: int) -> tuple[Any, ...]:
+    """Zero-size stand-ins for saved arrays with these numbers of axes."""
+    return tuple(x.xp.zeros((0,) * ndim, dtype=x.dtype, **place(x)) for ndim in ndims)
+
+
+def wide(function: str, x: Array) -> tuple[Library, Any, Array]:
+    """Library, namespace and x in the dtype to compute in: float32 for half floats, which round once at the end."""
+    library = library_of(function, "x", x)
+    xp: Any = library.xp
+    dtype = _float_name(function, x)
+    return library, xp, xp.astype(x, library.dtype("float32"), copy=False) if dtype in HALF_DTYPES else x
+
+
+def _float_name(function: str, x: Any) -> str:
+    _, _, _, dtype = describe(function, "x", x)
+    if dtype not in FLOAT_DTYPES + COMPLEX_DTYPES:
+        raise TypeError(f"{function}: x must have a float or complex dtype, got {dtype}")
+    return dtype
+
+
+# ---- seeds and parameters --------------------------------------------------------------------------------------------
+
+
+def _sequence(seed: Seed) -> np.random.SeedSequence:
+    if isinstance(seed, np.random.SeedSequence):
+        return seed
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+        raise TypeError(f"init: seed must be an int, got {seed!r}")
+    if seed < 0:
+        raise StateError(f"init: seed must be at least 0, got {seed}")
+    return np.random.SeedSequence(int(seed))
+
+
+def child_seed(seed: Seed, index: int) -> np.random.SeedSequence:
+    """The seed of a combinator's layer: its path in the net is part of it, so that equal layers differ."""
+    parent = _sequence(seed)
+    return np.random.SeedSequence(parent.entropy, spawn_key=(*parent.spawn_key, index))
+
+
+def int_seed(seed: Seed) -> int:
+    """A 64-bit int from a seed."""
+    return int(_sequence(seed).generate_state(1, np.uint64)[0])
+
+
+def he_normal(seed: Seed, shape: tuple[int, ...], fan_in: float, x: ArraySpec) -> Array:
+    """Normal numbers of variance 2 / fan_in: He et al., "Delving deep into rectifiers" (2015)."""
+    return _draw(seed, shape, x, lambda rng: rng.standard_normal(shape) * math.sqrt(2 / max(fan_in, 1)))
+
+
+def glorot_uniform(seed: Seed, shape: tuple[int, ...], fan_in: int, fan_out: int, x: ArraySpec) -> Array:
+    """Uniform numbers of variance 2 / (fan_in + fan_out): Glorot and Bengio, "Understanding the difficulty ..." (2010)."""
+    limit = math.sqrt(6 / max(fan_in + fan_out, 1))
+    return _draw(seed, shape, x, lambda rng: rng.uniform(-limit, limit, shape))
+
+
+def _draw(seed: Seed, shape: tuple[int, ...], x: ArraySpec, draw: Callable[[np.random.Generator], Any]) -> Array:
+    """Numbers drawn by NumPy in float64 and rounded: the same on every library. Complex: two draws of half the variance."""
+    rng = np.random.default_rng(_sequence(seed))
+    dtype = _float_name("init", x)
+    values = draw(rng)
+    if dtype in COMPLEX_DTYPES:
+        values = (values + 1j * draw(rng)) / math.sqrt(2)
+        values = values.astype(dtype)
+    elif dtype != "float64":
+        values = values.astype(np.float32)
+    return x.xp.astype(x.xp.asarray(values, **place(x)), x.dtype, copy=False)
+
+
+def zeros(shape: tuple[int, ...], x: ArraySpec) -> Array:
+    return x.xp.zeros(shape, dtype=x.dtype, **place(x))
+
+
+def namespace(array: Array) -> Any:
+    """The Array-API namespace of an array that has passed a door."""
+    return named(library_of("layer", "x", array).name).xp
