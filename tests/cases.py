@@ -1,7 +1,7 @@
-"""One table of cases for conv, conv_transpose and the pools, what the oracle says about each, and one way to run them.
+"""One table of cases for conv, conv_transpose and the pools, arrays for them, and what the oracle says about each.
 
-Arrays here are channels-first NumPy arrays of small whole numbers: every sum and mean is exact in every float type, so
-that tests ask for equality. `run` takes them through an engine in the layout, dtype and library that a test wants.
+Arrays here are channels-first NumPy arrays, most of them of small whole numbers: every sum and mean is exact in every float
+type, so that tests ask for equality. `running` takes them through an engine.
 """
 
 from __future__ import annotations
@@ -13,16 +13,11 @@ from typing import Any
 
 import numpy as np
 import reference as ref
-from conftest import Backend
-from numpy.testing import assert_array_equal
-
-import funcnn as fn
+from conftest import eps
 
 Arrays = dict[str, Any]
 CONVS = ("conv", "conv_transpose")
-LAYOUTS = ("channels_first", "channels_last")
 GRADIENTS = ("dx", "dweight", "dbias")
-SPATIAL = ("x", "y", "dx", "dy", "argmax", "plane", "tensor")  # what a layout moves
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,6 +212,26 @@ def digits(rng: np.random.Generator, shape: tuple[int, ...], dtype: str = "float
     return values.astype(dtype)
 
 
+def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, scale: int = 1) -> Any:
+    """Standard normal numbers, rounded to the dtype."""
+    values = rng.standard_normal(shape)
+    if dtype.startswith("complex"):
+        values = values + 1j * rng.standard_normal(shape)
+    return values.astype(dtype)
+
+
+def relued(rng: np.random.Generator, shape: tuple[int, ...], dtype: str = "float64", scale: int = 1) -> Any:
+    """What a ReLU gives: more than half of it zeros, so that windows are full of ties."""
+    return np.maximum(digits(rng, shape, dtype, scale), 0)
+
+
+def spoilt(case: Case, name: str, value: float) -> Arrays:
+    """Whole numbers, and one cell of one array that is NaN or infinite."""
+    arrays = {key: array.copy() for key, array in exact(case)[0].items()}
+    arrays[name].flat[arrays[name].size // 2] = value
+    return arrays
+
+
 def divisible(case: Case) -> int:
     """A number that every divisor of an average divides, so that means are whole numbers; 1 for other ops."""
     if case.op != "avg_pool":
@@ -224,7 +239,9 @@ def divisible(case: Case) -> int:
     return math.prod(math.lcm(*range(1, k + 1)) for k in case.kernel)
 
 
-def inputs(case: Case, seed: int = 0, dtype: str = "float64", weight_dtype: str | None = None, make: Any = digits) -> Arrays:
+def inputs(
+    case: Case, seed: int = 0, dtype: str = "float64", weight_dtype: str | None = None, make: Any = digits
+) -> Arrays:
     """x, dy and, for a conv, weight and bias, by `make(rng, shape, dtype, scale)`."""
     rng = np.random.default_rng(seed)
     scale = divisible(case)
@@ -300,103 +317,21 @@ def terms(case: Case) -> dict[str, int]:
     }
 
 
-def bounds(case: Case, arrays: Arrays, dtype: str, eps: dict[str, float]) -> Arrays:
-    """How far each result may be from the exact one: K eps(sum) sum|terms| + eps(dtype) |exact|.
+def bounds(case: Case, arrays: Arrays, dtype: str) -> Arrays:
+    """(bound, exact result) by name, where bound is how far the result may be: K eps(sum) sum|terms| + eps(dtype) |exact|.
 
     Every one of K products and sums rounds by at most eps/2 of a partial sum, which sum|terms| bounds; float16 and
     bfloat16 sum in float32 and round once more. A component of a complex product has two real terms: twice as much.
     """
     magnitudes = expected(case, {name: np.abs(array.astype(_wide(array))) for name, array in arrays.items()})
     exact = expected(case, {name: array.astype(_wide(array)) for name, array in arrays.items()})
-    sums = eps["float32" if eps[dtype] > eps["float32"] else dtype]
+    sums = eps("float32" if dtype in ("float16", "bfloat16") else dtype)
     parts = 2 if dtype.startswith("complex") else 1
     return {
-        name: (parts * count * sums * magnitudes[name] + parts * eps[dtype] * np.abs(exact[name]), exact[name])
+        name: (parts * count * sums * magnitudes[name] + parts * eps(dtype) * np.abs(exact[name]), exact[name])
         for name, count in terms(case).items()
     }
 
 
 def _wide(array: Any) -> str:
     return "complex128" if array.dtype.kind == "c" else "float64"
-
-
-# ---- running ---------------------------------------------------------------------------------------------------------
-
-
-def to_layout(name: str, array: Any, layout: str) -> Any:
-    """A channels-first NumPy array as the layout has it, contiguous."""
-    if layout == "channels_last" and name in SPATIAL:
-        return np.ascontiguousarray(np.moveaxis(array, 1, -1))
-    return array
-
-
-def start(case: Case, backend: Backend, arrays: Arrays, layout: str = "channels_first", **options: Any) -> Any:
-    """The op state for arrays of a backend (or ArraySpecs)."""
-    init = getattr(fn, f"{case.op}_init")
-    second = arrays["weight"] if case.is_conv else case.kernel
-    return init(arrays["x"], second, layout=layout, **{"engine": backend.engine, **case.options, **options})
-
-
-def steps(op: str, arrays: Arrays, state: Any, differentiable: bool = True) -> tuple[Arrays, Any]:
-    """Forward and backward through the public functions: results by name and the state after the forward."""
-    forward, backward = getattr(fn, op), getattr(fn, f"{op}_backward")
-    results = {}
-    if op in CONVS:
-        results["y"], state = forward(arrays["x"], arrays["weight"], arrays["bias"], state)
-        if differentiable:
-            gradients = backward(arrays["dy"], arrays["x"], arrays["weight"], state)
-            results |= zip(GRADIENTS, gradients, strict=True)
-        return results, state
-    results["y"], state = forward(arrays["x"], state)
-    if op == "max_pool":
-        results["argmax"] = state.argmax
-        results |= {base: fn.max_pool_indices(state, base) for base in ("plane", "tensor")}
-    if differentiable:
-        results["dx"] = backward(arrays["dy"], state)
-    return results, state
-
-
-def run(case: Case, backend: Backend, arrays: Arrays, layout: str = "channels_first", jit: bool = True) -> Arrays:
-    """Results of a case as arrays of the backend, in the layout; JAX under jax.jit, which is ten times faster to test.
-
-    On the way: inputs must come out as they went in, and no result may share memory with an input or with scratch.
-    """
-    mine = {name: backend.asarray(to_layout(name, array, layout)) for name, array in arrays.items()}
-    before = {name: backend.numpy(array).copy() for name, array in mine.items()}
-    state = start(case, backend, mine, layout)
-    differentiable = arrays["x"].dtype.kind not in "biu"
-    if backend is Backend.JAX and jit:
-        results, _ = _jitted()(case.op, mine, state, differentiable)
-    else:
-        results, _ = steps(case.op, mine, state, differentiable)
-    for name, array in mine.items():
-        assert_array_equal(backend.numpy(array), before[name], err_msg=f"{name} was written to")
-        if backend.is_numpy:
-            assert not any(np.may_share_memory(array, result) for result in results.values()), name
-    fn._scratch.poison()
-    return results
-
-
-@cache
-def _jitted() -> Any:
-    import jax
-
-    return jax.jit(steps, static_argnums=(0, 3))
-
-
-def assert_results(
-    backend: Backend, got: Arrays, wanted: Arrays, layout: str = "channels_first", dtypes: dict[str, str] | None = None
-) -> None:
-    """Every result: library, dtype, shape, values; `dtypes` names those that are not the backend's float dtype."""
-    assert got.keys() == wanted.keys()
-    index = {"plane": backend.widest_int, "tensor": backend.widest_int, "argmax": "uint8"}
-    for name, array in wanted.items():
-        dtype = {**index, **(dtypes or {})}.get(name, backend.widest_float)
-        assert_array(backend, got[name], to_layout(name, array, layout), dtype, name)
-
-
-def assert_array(backend: Backend, got: Any, wanted: Any, dtype: str, name: str = "") -> None:
-    """One array of the backend: type, dtype (native byte order), shape and exact values, NaN where NaN is."""
-    assert type(got) is backend.array_type, name
-    assert backend.dtype_name(got) == dtype, name
-    assert_array_equal(backend.numpy(got), np.asarray(wanted).astype(backend.numpy(got).dtype), err_msg=name, strict=True)

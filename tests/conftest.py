@@ -141,11 +141,3 @@ def need(backend: Backend) -> None:
 def eps(dtype: str) -> float:
     """Distance from 1 to the next number of a float or complex dtype."""
     return float(ml_dtypes.finfo(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype).eps)
-
-
-def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, scale: int = 1) -> Any:
-    """Standard normal numbers, rounded to the dtype; `scale` is for makers of whole numbers."""
-    values = rng.standard_normal(shape)
-    if dtype.startswith("complex"):
-        values = values + 1j * rng.standard_normal(shape)
-    return values.astype(np.dtype(dtype))

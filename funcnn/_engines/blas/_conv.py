@@ -14,7 +14,6 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from funcnn._engines._protocol import ConvPlan
 from funcnn._engines.blas import _depthwise
@@ -29,6 +28,7 @@ from funcnn._engines.blas._memory import (
     memory_order,
     put,
     scratch_in_order,
+    strided,
 )
 from funcnn._scratch import scratch
 from funcnn._spec import FLOAT_DTYPES, HALF_DTYPES, REAL_OF_COMPLEX, Axis
@@ -243,36 +243,29 @@ class BlasConv(ConvPlan):
 
     def _padded(self, x: Array, block: Block, order: str) -> Array:
         """The cells (n, C, *) that a block reads, with zeros for padding: a part of x, or a copy in scratch."""
-        index, inside, sizes = [slice(*block[0]), slice(None)], [], []
-        for axis, (lo, hi) in zip(self.spec.axes, block[1:], strict=True):
-            start = lo * axis.stride - axis.lo
-            stop = start + (hi - lo - 1) * axis.stride + axis.span
-            first, last = min(max(start, 0), axis.size), max(min(stop, axis.size), 0)
-            last = max(first, last)
-            index.append(slice(first, last))
-            inside.append(slice(first - start, last - start) if first < last else slice(0, 0))
-            sizes.append(stop - start)
-        part = x[tuple(index)]
-        if part.shape[2:] == tuple(sizes) and part.dtype == self.sum_dtype:
+        images, *ranges = block
+        cells, inside, sizes = _reach(self.spec.axes, tuple(ranges))
+        part = x[(slice(*images), slice(None), *cells)]
+        if inside is None and part.dtype == self.sum_dtype:
             return part
         padded = scratch_in_order("padded", (*part.shape[:2], *sizes), self.sum_dtype, order)
-        put(padded, inside, part)
+        put(padded, inside or [slice(0, size) for size in sizes], part)
         return padded
 
     def _windows(self, cells: Array) -> Array:
         """Every window of the cells (n, C, *) as (n, G, C/G, *k, *b), read in place."""
         spec = self.spec
         n, c, *sizes = cells.shape
-        item = cells.strides
-        taps = [a.dilation * s for a, s in zip(spec.axes, item[2:], strict=True)]
-        steps = [a.stride * s for a, s in zip(spec.axes, item[2:], strict=True)]
+        image, channel, *items = cells.strides
+        taps = [a.dilation * s for a, s in zip(spec.axes, items, strict=True)]
+        steps = [a.stride * s for a, s in zip(spec.axes, items, strict=True)]
         counts = [(size - a.span) // a.stride + 1 for a, size in zip(spec.axes, sizes, strict=True)]
         if spec.flip:
             cells = cells[(..., *(slice((a.kernel - 1) * a.dilation, None) for a in spec.axes))]
             taps = [-t for t in taps]
-        channels = (spec.groups, c // spec.groups)
-        shape = (n, *channels, *spec.kernel, *counts)
-        return as_strided(cells, shape, (item[0], channels[1] * item[1], item[1], *taps, *steps))
+        g = spec.groups
+        shape = (n, g, c // g, *spec.kernel, *counts)
+        return strided(cells, shape, (image, c // g * channel, channel, *taps, *steps))
 
     def _rows(self, block: Array, order: str, name: str = "rows") -> Array:
         """A block of y (n, O, *b) as matrices (G, O/G, P), copied to scratch only where it must be."""
@@ -304,6 +297,24 @@ def _as_block(rows: Array, block: Array) -> Array:
 def _index(block: Block) -> tuple[slice, ...]:
     (n0, n1), *ranges = block
     return (slice(n0, n1), slice(None), *(slice(lo, hi) for lo, hi in ranges))
+
+
+@lru_cache(1024)
+def _reach(
+    axes: tuple[Axis, ...], ranges: tuple[tuple[int, int], ...]
+) -> tuple[tuple[slice, ...], list[slice] | None, tuple[int, ...]]:
+    """The cells of x that a block of windows reads; where they lie among those and padding (None: no padding); all sizes."""
+    cells, inside, sizes = [], [], []
+    for axis, (lo, hi) in zip(axes, ranges, strict=True):
+        start = lo * axis.stride - axis.lo
+        stop = start + (hi - lo - 1) * axis.stride + axis.span
+        first = min(max(start, 0), axis.size)
+        last = max(first, min(stop, axis.size))
+        cells.append(slice(first, last))
+        inside.append(slice(first - start, last - start) if first < last else slice(0, 0))
+        sizes.append(stop - start)
+    whole = all(part == slice(0, size) for part, size in zip(inside, sizes, strict=True))
+    return tuple(cells), None if whole else inside, tuple(sizes)
 
 
 @lru_cache(1024)
