@@ -213,7 +213,7 @@ def _nbytes(array: Any) -> int:
     size = getattr(dtype, "itemsize", None)
     if size is None:  # array-api-strict
         size = getattr(getattr(dtype, "_np_dtype", None), "itemsize", 0)
-    total = int(size)
+    total = int(size or 0)
     for n in shape:
         total *= int(n)
     return total

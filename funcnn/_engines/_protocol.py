@@ -32,7 +32,7 @@ class Plan(Generic[S]):
         self.device = device
         self.threads = threads
         self.algorithm = self.choose_algorithm()
-        self._key = (self.engine, type(spec), spec, options, library, device, self.algorithm)
+        self._key: tuple[Any, ...] = (self.engine, type(spec), spec, options, library, device, self.algorithm)
         self._hash = hash(self._key)
 
     def choose_algorithm(self) -> str:

@@ -261,7 +261,8 @@ class BlasConv(ConvPlan):
         steps = [a.stride * s for a, s in zip(spec.axes, items, strict=True)]
         counts = [(size - a.span) // a.stride + 1 for a, size in zip(spec.axes, sizes, strict=True)]
         if spec.flip:
-            cells = cells[(..., *(slice((a.kernel - 1) * a.dilation, None) for a in spec.axes))]
+            last_taps: Any = (..., *(slice((a.kernel - 1) * a.dilation, None) for a in spec.axes))
+            cells = cells[last_taps]
             taps = [-t for t in taps]
         g = spec.groups
         shape = (n, g, c // g, *spec.kernel, *counts)

@@ -27,6 +27,7 @@ __all__ = [
 
 FIRST, LAST = "channels_first", "channels_last"
 Array = np.ndarray[Any, Any]
+Index = tuple[Any, ...]
 Block = tuple[tuple[int, int], ...]
 """Ranges of the batch and of every spatial axis."""
 
@@ -58,8 +59,10 @@ def put(target: Array, region: list[slice], values: Array) -> None:
         rest = (slice(None),) * (len(region) - 1 - i)
         for outside in (slice(0, part.start), slice(part.stop, None)):
             if outside.start != target.shape[i - len(region)] and outside.stop != 0:
-                target[(..., *region[:i], outside, *rest)] = 0
-    np.copyto(target[(..., *region)], values, casting="unsafe")
+                border: Index = (..., *region[:i], outside, *rest)
+                target[border] = 0
+    inside: Index = (..., *region)
+    np.copyto(target[inside], values, casting="unsafe")
 
 
 def strided(base: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:

@@ -151,7 +151,7 @@ class BlasMaxPool(MaxPoolPlan):
             if wide.kind == "f" and train and best.size and np.isnan(best.max()):
                 best, index = self._reduce(part, axes, order, train, exact_nan=True)
             np.copyto(y[place], best, casting="unsafe")
-            if argmax is not None:
+            if argmax is not None and index is not None:
                 np.copyto(argmax[place], index, casting="unsafe")
 
         run_all(task, _tasks(x.shape, spec.axes[0].out, x.itemsize, order, cut_rows=True), self.threads)
@@ -207,14 +207,15 @@ class BlasMaxPool(MaxPoolPlan):
     @cached_property
     def _windows_and_cells(self) -> tuple[tuple[Any, Any], ...]:
         """For every cell of a window: the windows where it lies in x, and the cells of x that it is there."""
-        pairs = []
+        pairs: list[tuple[Any, Any]] = []
         axes = self.spec.axes
         for taps in np.ndindex(*self.spec.kernel):
             parts = [_pair(axis, tap, *axis.windows_inside(tap)) for axis, tap in zip(axes, taps, strict=True)]
             if any(part is None for part in parts):
                 pairs.append((None, None))
             else:
-                pairs.append(tuple((..., *(part[k] for part in parts if part)) for k in (0, 1)))
+                windows, cells = zip(*(part for part in parts if part), strict=True)
+                pairs.append(((..., *windows), (..., *cells)))
         return tuple(pairs)
 
     def _add_counts(self, dx: Array, dy: Array, argmax: Array, order: str) -> None:
