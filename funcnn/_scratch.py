@@ -11,8 +11,12 @@ import numpy as np
 __all__ = ["release_scratch", "scratch"]
 
 
+# A larger request (one plane of a huge image, say) gets memory of its own, which is freed with the call.
+MOST_KEPT = 32 << 20
+
+
 class _Arena:
-    """One thread's buffers by name; each grows to the largest request and stays."""
+    """One thread's buffers by name; each grows to the largest request of up to MOST_KEPT bytes and stays."""
 
     __slots__ = ("__weakref__", "buffers")
 
@@ -37,6 +41,8 @@ def scratch(name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     size = dtype.itemsize
     for n in shape:
         size *= n
+    if size > MOST_KEPT:
+        return np.empty(shape, dtype)
     buffer = arena.buffers.get(name)
     if buffer is None or buffer.nbytes < size:
         raw = np.empty(size + _ALIGN, np.uint8)
