@@ -77,7 +77,8 @@ def _name_of_namespace(xp: ModuleType) -> str:
     return xp.__name__.removeprefix(_COMPAT).split(".")[0]
 
 
-@lru_cache(256)
+# typed: array-api-strict's dtypes have the hash of NumPy's and warn when they are compared with one.
+@lru_cache(256, typed=True)
 def dtype_name(dtype: Any) -> str:
     """'float32' for every library's float32; told apart by name since bfloat16 is no standard dtype.
 

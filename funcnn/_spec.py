@@ -368,8 +368,8 @@ def _window_axes(
     spans = tuple(span(k, d) for k, d in zip(kernel, dilation, strict=True))
     if any(s > p for s, p in zip(spans, padded, strict=True)):
         raise SpecError(
-            f"{function}: kernel {kernel} with dilation {dilation} must fit into the padded input, "
-            f"got effective kernel {spans} and padded size {padded}"
+            f"{function}: kernel must fit into the padded input, got effective kernel {spans} and padded size {padded} "
+            f"(kernel {kernel}, dilation {dilation})"
         )
     axes = []
     for size, k, s, d, (lo, hi), wide in zip(sizes, kernel, stride, dilation, pads, spans, strict=True):

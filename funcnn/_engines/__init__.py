@@ -114,8 +114,9 @@ def plan_for(function: str, engine: str, spec: Spec, options: Options, library: 
     name = _choose(function, engine, spec, library)
     plan = importlib.import_module(str(_TABLE[name].module)).PLANS[type(spec)](spec, options, library, device, threads)
     with _lock:
-        plan = _plans.setdefault(key, plan)
-        if len(_plans) > _MAX_PLANS:
+        plan = _plans.setdefault((name, *key[1:]), plan)  # "auto" and the engine's own name give one object
+        _plans[key] = plan
+        while len(_plans) > _MAX_PLANS:
             _plans.popitem(last=False)
     return plan
 
