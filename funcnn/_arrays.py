@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -29,6 +29,7 @@ class Library:
 
     name: str
     xp: ModuleType
+    devices: dict[str, Any] = field(default_factory=dict)  # devices met so far, by their text
 
     def dtype(self, name: str) -> Any:
         """The library's dtype object of that name."""
@@ -38,7 +39,19 @@ class Library:
         """The device as text, None where an array has no one device to compare (NumPy, JAX)."""
         if self.name in ("numpy", "jax"):
             return None
-        return str(array_api_compat.device(array))
+        return self.device_text(array_api_compat.device(array))
+
+    def device_text(self, device: Any) -> str | None:
+        """A device as text, which can be hashed and pickled; `devices` leads back."""
+        if device is None:
+            return None
+        text = str(device)
+        self.devices.setdefault(text, device)
+        return text
+
+    def place(self, device: str | None) -> dict[str, Any]:
+        """Keywords that make a new array on a device given as text; None: the library's default."""
+        return {} if device is None else {"device": self.devices[device]}
 
     @property
     def widest_int(self) -> str:
@@ -183,8 +196,7 @@ class ArraySpec:
 def describe(function: str, name: str, array: Array) -> tuple[Library, str | None, tuple[int, ...], str]:
     """Library, device, shape and dtype name of an array or ArraySpec."""
     if type(array) is ArraySpec:
-        device = None if array.device is None else str(array.device)
-        return array.library, device, array.shape, dtype_name(array.dtype)
+        return array.library, array.library.device_text(array.device), array.shape, dtype_name(array.dtype)
     library = library_of(function, name, array)
     return library, library.device(array), tuple(array.shape), dtype_name(array.dtype)
 

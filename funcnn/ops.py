@@ -79,16 +79,12 @@ def out_spec(state: OpState, x: Array | ArraySpec | None = None) -> ArraySpec:
     if not isinstance(state, OpState):
         raise TypeError(f"out_spec: state must be an op state, got {type(state).__name__}")
     plan, spec = state.plan, state.plan.spec
-    batch, device = state.batch, None
-    if x is not None:
-        batch, device = _batch_of(x, plan), getattr(x, "device", None)
+    batch = state.batch if x is None else _batch_of(x, plan)
     if batch is None:
         raise StateError("out_spec: x must be given for a state that a pytree library rebuilt, got None")
-    if plan.library in ("numpy", "jax"):
-        device = None
-    return ArraySpec(
-        (batch, *in_layout(spec.y_shape, spec)), spec.y_dtype, named(plan.library).xp, device=device or plan.device
-    )
+    library = named(plan.library)
+    shape = (batch, *in_layout(spec.y_shape, spec))
+    return ArraySpec(shape, spec.y_dtype, library.xp, device=library.devices.get(plan.device))
 
 
 def _batch_of(x: Array | ArraySpec, plan: Any) -> int:

@@ -1,7 +1,7 @@
 """One table of cases for conv, conv_transpose and the pools, arrays for them, and what the oracle says about each.
 
-Arrays here are channels-first NumPy arrays, most of them of small whole numbers: every sum and mean is exact in every float
-type, so that tests ask for equality. `running` takes them through an engine.
+Arrays here are channels-first NumPy arrays, most of them of small whole numbers: every sum and mean is exact in every
+float type, so that tests ask for equality. `running` takes them through an engine.
 """
 
 from __future__ import annotations
@@ -89,13 +89,15 @@ CONV = [
     conv("stride that does not divide", (2, 2, 12, 9), (3, 2, 3, 2), stride=(4, 3)),
     conv("stride over kernel", (2, 2, 9, 11), (3, 2, 2, 1), stride=(4, 5)),
     conv("dilation", (1, 2, 8, 7), (3, 2, 3, 2), dilation=(2, 4)),
-    conv("dilation with stride and padding", (1, 2, 8, 7), (3, 2, 3, 2), dilation=(2, 3), stride=(3, 2), padding=(3, 1)),
+    conv("dilation with stride and padding", (1, 2, 8, 7), (3, 2, 3, 2), dilation=(2, 3), stride=(3, 2),
+         padding=(3, 1)),
     conv("dilation over the input", (1, 2, 3, 2), (3, 2, 2, 2), dilation=(5, 3), padding=((3, 4), (1, 2))),
     conv("flip", (1, 2, 5, 6), (3, 2, 2, 3), flip=True),
-    conv("flip with stride, dilation and padding", (1, 2, 8, 6), (3, 2, 2, 3), flip=True, stride=(3, 1), dilation=(3, 2),
-         padding=((1, 2), (0, 3))),
+    conv("flip with stride, dilation and padding", (1, 2, 8, 6), (3, 2, 2, 3), flip=True, stride=(3, 1),
+         dilation=(3, 2), padding=((1, 2), (0, 3))),
     conv("groups", (2, 4, 5, 6), (6, 2, 3, 2), groups=2),
-    conv("groups with stride and padding", (2, 6, 5, 7), (3, 2, 2, 3), groups=3, stride=(2, 3), padding=((1, 0), (0, 2))),
+    conv("groups with stride and padding", (2, 6, 5, 7), (3, 2, 2, 3), groups=3, stride=(2, 3),
+         padding=((1, 0), (0, 2))),
     conv("groups with flip and dilation", (1, 4, 6, 7), (2, 2, 3, 2), groups=2, flip=True, dilation=(2, 3)),
     conv("depthwise", (2, 3, 6, 7), (3, 1, 3, 2), groups=3),
     conv("depthwise with multiplier", (2, 3, 5, 6), (6, 1, 2, 3), groups=3, padding=((0, 1), (2, 0))),
@@ -130,7 +132,8 @@ CONV_TRANSPOSE = [
     conv_transpose("padding same", (1, 3, 3, 4), (3, 2, 4, 3), padding="same", stride=(3, 2)),
     conv_transpose("padding same_lower", (1, 3, 3, 4), (3, 2, 4, 3), padding="same_lower", stride=(3, 2)),
     conv_transpose("padding same, stride over kernel", (1, 3, 3, 2), (3, 2, 2, 1), padding="same", stride=(4, 3)),
-    conv_transpose("output_size with same", (1, 3, 3, 4), (3, 2, 4, 3), padding="same", stride=(3, 2), output_size=(7, 7)),
+    conv_transpose("output_size with same", (1, 3, 3, 4), (3, 2, 4, 3), padding="same", stride=(3, 2),
+                   output_size=(7, 7)),
     conv_transpose("output_size", (1, 3, 3, 4), (3, 2, 3, 2), padding=((1, 0), (0, 1)), stride=(3, 2),
                    output_size=(10, 8)),
     conv_transpose("output_padding", (1, 3, 3, 4), (3, 2, 3, 2), stride=(3, 2), output_padding=(2, 1)),
@@ -164,10 +167,13 @@ _POOLS: list[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ("padding valid", (1, 2, 7, 5), (4, 2), {"stride": (2, 1), "padding": "valid"}),
     ("padding full", (1, 2, 4, 5), (2, 3), {"stride": 1, "padding": "full"}),
     ("dilation", (2, 2, 9, 8), (3, 2), {"stride": (1, 2), "dilation": (2, 3)}),
-    ("dilation with padding", (2, 2, 8, 9), (3, 2), {"stride": (3, 2), "dilation": (2, 4), "padding": ((2, 1), (1, 3))}),
+    ("dilation with padding", (2, 2, 8, 9), (3, 2),
+     {"stride": (3, 2), "dilation": (2, 4), "padding": ((2, 1), (1, 3))}),
     ("ceil_mode", (2, 2, 8, 6), (3, 4), {"stride": (2, 3), "ceil_mode": True}),
-    ("ceil_mode that drops a window", (1, 2, 5, 7), (2, 3), {"stride": (2, 3), "padding": ((1, 1), (0, 1)), "ceil_mode": True}),
-    ("ceil_mode with padding", (1, 2, 6, 8), (3, 4), {"stride": (4, 3), "padding": ((1, 0), (0, 1)), "ceil_mode": True}),
+    ("ceil_mode that drops a window", (1, 2, 5, 7), (2, 3),
+     {"stride": (2, 3), "padding": ((1, 1), (0, 1)), "ceil_mode": True}),
+    ("ceil_mode with padding", (1, 2, 6, 8), (3, 4),
+     {"stride": (4, 3), "padding": ((1, 0), (0, 1)), "ceil_mode": True}),
     ("ceil_mode with dilation", (1, 2, 8, 9), (2, 3), {"stride": (3, 2), "dilation": (3, 2), "ceil_mode": True}),
     ("1x1", (2, 2, 4, 5), (1, 1), {}),
     ("1x1 with stride", (2, 2, 4, 5), (1, 1), {"stride": (3, 2)}),
@@ -191,13 +197,38 @@ AVG_POOL = [
         if "padding" in options or "ceil_mode" in options
     ),
     avg_pool("windows of padding only", (1, 2, 3, 2), (2, 1), stride=(1, 2), padding=((3, 4), (2, 3))),
-    avg_pool("windows of padding only, padding not counted", (1, 2, 3, 2), (2, 1), stride=(1, 2), padding=((3, 4), (2, 3)),
-             count_include_pad=False),
-    avg_pool("windows that step over the input", (1, 2, 1, 5), (2, 2), stride=1, dilation=(3, 2), padding=((2, 2), (1, 0)),
-             count_include_pad=False),
+    avg_pool("windows of padding only, padding not counted", (1, 2, 3, 2), (2, 1), stride=(1, 2),
+             padding=((3, 4), (2, 3)), count_include_pad=False),
+    avg_pool("windows that step over the input", (1, 2, 1, 5), (2, 2), stride=1, dilation=(3, 2),
+             padding=((2, 2), (1, 0)), count_include_pad=False),
 ]  # fmt: skip
 
 CASES = [*CONV, *CONV_TRANSPOSE, *MAX_POOL, *AVG_POOL]
+
+# A few small cases that together use every option: for tests that repeat them over dtypes, engines or values.
+MIXED_CONV = [
+    conv("mixed", (2, 4, 7, 6), (6, 2, 3, 2), groups=2, stride=(2, 1), dilation=(1, 2), flip=True,
+         padding=((2, 1), (0, 3))),
+    conv("mixed 1x1", (2, 3, 4, 5), (4, 3, 1, 1)),
+    conv("mixed depthwise", (2, 3, 7, 6), (6, 1, 2, 3), groups=3, stride=(3, 2), padding=((1, 0), (2, 1))),
+]  # fmt: skip
+MIXED_TRANSPOSE = [
+    conv_transpose("mixed transpose", (2, 4, 3, 4), (4, 3, 2, 3), groups=2, stride=(2, 3), dilation=(3, 1), flip=True,
+                   padding=((1, 0), (0, 2)), output_padding=(2, 1)),
+    conv_transpose("mixed transpose depthwise", (2, 3, 4, 3), (3, 1, 3, 2), groups=3, stride=(2, 3), padding=(1, 0)),
+]  # fmt: skip
+MIXED_MAX = [
+    max_pool("mixed overlap", (2, 3, 6, 7), (3, 2), stride=(2, 1), padding=((1, 1), (0, 1))),
+    max_pool("mixed dilation", (2, 3, 9, 8), (2, 3), stride=(3, 2), dilation=(2, 3), padding=((1, 0), (2, 1)),
+             ceil_mode=True),
+    max_pool("mixed plain", (2, 3, 6, 7), (3, 2)),
+]  # fmt: skip
+MIXED_AVG = [
+    avg_pool("mixed overlap", (2, 3, 6, 7), (3, 2), stride=(2, 1), padding=((1, 1), (0, 1))),
+    avg_pool("mixed dilation", (2, 3, 9, 8), (2, 3), stride=(3, 2), dilation=(2, 3), padding=((1, 0), (2, 1)),
+             ceil_mode=True, count_include_pad=False),
+    avg_pool("mixed plain", (2, 3, 6, 7), (3, 2)),
+]  # fmt: skip
 
 
 # ---- what goes in ----------------------------------------------------------------------------------------------------
@@ -256,7 +287,7 @@ def inputs(
 @cache
 def _y_shape(case: Case) -> tuple[int, ...]:
     """The shape of y by the oracle: of one image with one channel a group, to be quick."""
-    n, c, *spatial = case.x
+    n, _, *spatial = case.x
     if case.op == "conv_transpose":
         zeros = np.zeros((1, 1, *spatial)), np.zeros((1, 1, *case.kernel))
         sizes = ref.conv_transpose(*zeros, **{k: v for k, v in case.options.items() if k != "groups"}).shape[2:]
@@ -318,7 +349,7 @@ def terms(case: Case) -> dict[str, int]:
 
 
 def bounds(case: Case, arrays: Arrays, dtype: str) -> Arrays:
-    """(bound, exact result) by name, where bound is how far the result may be: K eps(sum) sum|terms| + eps(dtype) |exact|.
+    """(bound, exact result) by name; how far a result may be off: K eps(sum) sum|terms| + eps(dtype) |exact|.
 
     Every one of K products and sums rounds by at most eps/2 of a partial sum, which sum|terms| bounds; float16 and
     bfloat16 sum in float32 and round once more. A component of a complex product has two real terms: twice as much.

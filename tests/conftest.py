@@ -46,7 +46,7 @@ class Backend(enum.Enum):
         return importlib.import_module(self.module)
 
     def has_dtype(self, dtype: str) -> bool:
-        """Whether the library has a dtype at all (array-api-strict has no float16, torch no wide unsigned arithmetic)."""
+        """Whether the library has a dtype at all (array-api-strict: no float16; torch: no wide unsigned arithmetic)."""
         if self is Backend.JAX and dtype in ("float64", "complex128", "int64", "uint64"):
             return False
         if self is Backend.TORCH and dtype in ("uint16", "uint32", "uint64"):
@@ -125,7 +125,7 @@ def numpy_backend(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture(autouse=True)
 def poisoned_scratch() -> Any:
-    """Fill the scratch arenas with NaN patterns after each test: no result may be a view of them, none may read them."""
+    """Fill the scratch arenas with NaN patterns after each test: no result may be a view of them or read them."""
     yield
     fn._scratch.poison()
     gc.collect(0)

@@ -115,7 +115,7 @@ def assert_close(backend: Backend, case: Case, dtype: str, layout: str = "channe
         assert (error <= bound).all(), (name, float((error / np.maximum(bound, 1e-300)).max()))
 
 
-# ---- the automatic differentiation of the libraries --------------------------------------------------------------------
+# ---- the automatic differentiation of the libraries ------------------------------------------------------------------
 
 
 def jax_gradients(op: str, mine: Arrays, state: Any) -> Arrays:

@@ -147,12 +147,17 @@ def gelu() -> Layer:
     """
     scale, cubic = math.sqrt(2 / math.pi), 0.044715
 
+    def bend(xp: Any, x: Array) -> tuple[Array, Array]:
+        # Beyond 12 the tanh is 1 in every dtype; a cube of 1e30 would overflow.
+        u = xp.clip(x, -12.0, 12.0)
+        return u, xp.tanh(scale * (u + cubic * u * u * u))
+
     def value(xp: Any, x: Array) -> Array:
-        return x * (1 + xp.tanh(scale * (x + cubic * x * x * x))) / 2
+        return x * (1 + bend(xp, x)[1]) / 2
 
     def slope(xp: Any, x: Array, dy: Array) -> Array:
-        t = xp.tanh(scale * (x + cubic * x * x * x))
-        return dy * ((1 + t) / 2 + x * (1 - t * t) * scale * (1 + 3 * cubic * x * x) / 2)
+        u, t = bend(xp, x)
+        return dy * ((1 + t) / 2 + u * (1 - t * t) * scale * (1 + 3 * cubic * u * u) / 2)
 
     return _activation("gelu", value, slope, keeps="x")
 

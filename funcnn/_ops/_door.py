@@ -124,7 +124,6 @@ def _to_last(ndim: int) -> tuple[int, ...]:
     return (0, *range(2, ndim), 1)
 
 
-def empty(library: Library, device: Any, ndim: int, dtype: str) -> Array:
+def empty(library: Library, device: str | None, ndim: int, dtype: str) -> Array:
     """A residual of zero size, for a state that has not run."""
-    place = {} if device is None else {"device": device}
-    return library.xp.zeros((0,) * ndim, dtype=library.dtype(dtype), **place)
+    return library.xp.zeros((0,) * ndim, dtype=library.dtype(dtype), **library.place(device))

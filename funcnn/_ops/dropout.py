@@ -7,7 +7,6 @@ import dataclasses
 from funcnn._arrays import Array, ArraySpec, describe, named
 from funcnn._engines import plan_for
 from funcnn._ops._door import check_array, check_batch, check_bool, check_state, empty, in_layout, to_engine, to_user
-from funcnn._ops.pool import _device_of
 from funcnn._spec import Options, dropout_spec
 from funcnn.errors import StateError
 from funcnn.state import DropoutState, clear, register_pytrees
@@ -68,9 +67,8 @@ def dropout_init(
     library, device, shape, dtype = describe("dropout_init", "x", x)
     spec = dropout_spec("dropout_init", shape, dtype, rate=rate, seed=seed, layout=layout)
     plan = plan_for("dropout_init", engine, spec, options, library.name, device)
-    place = {} if _device_of(x) is None else {"device": _device_of(x)}
-    step = library.xp.zeros((), dtype=library.dtype("int32"), **place)
-    return DropoutState(plan, empty(library, _device_of(x), len(shape), "bool"), step, batch=shape[0])
+    step = library.xp.zeros((), dtype=library.dtype("int32"), **library.place(device))
+    return DropoutState(plan, empty(library, device, len(shape), "bool"), step, batch=shape[0])
 
 
 def dropout(x: Array, state: DropoutState, train: bool = True) -> tuple[Array, DropoutState]:

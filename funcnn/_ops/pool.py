@@ -87,7 +87,7 @@ def max_pool_init(
         dilation=dilation, ceil_mode=ceil_mode, layout=layout,
     )  # fmt: skip
     plan = plan_for("max_pool_init", engine, spec, options, library.name, device)
-    return MaxPoolState(plan, empty(library, _device_of(x), len(shape), spec.argmax_dtype), batch=shape[0])
+    return MaxPoolState(plan, empty(library, device, len(shape), spec.argmax_dtype), batch=shape[0])
 
 
 def max_pool(x: Array, state: MaxPoolState, train: bool = True) -> tuple[Array, MaxPoolState]:
@@ -212,13 +212,12 @@ def max_pool_indices(state: MaxPoolState, base: str = "plane") -> Array:
     _check_argmax(function, state, None)
     library = named(plan.library)
     xp, integer = library.xp, library.dtype(library.widest_int)
-    place = {} if plan.device is None else {"device": state.argmax.device}
 
     def counted(axis: int, count: int, ndim: int) -> Array:
         """0 .. count - 1 along one axis, to broadcast against the argmax."""
         shape = [1] * ndim
         shape[axis] = count
-        return xp.reshape(xp.arange(count, dtype=integer, **place), tuple(shape))
+        return xp.reshape(xp.arange(count, dtype=integer, **library.place(plan.device)), tuple(shape))
 
     argmax = xp.astype(to_engine(state.argmax, plan), integer)
     flat: Array = 0
@@ -356,13 +355,6 @@ def avg_pool_backward(dy: Array, state: AvgPoolState) -> Array:
     plan = state.plan
     check_batch("avg_pool_backward", "dy", dy, plan, plan.spec.y_shape, plan.spec.dtype)
     return to_user(plan.backward(to_engine(dy, plan)), plan)
-
-
-def _device_of(x: Any) -> Any:
-    """A device object to make a residual on, None for the library's default."""
-    if type(x) is ArraySpec:
-        return x.device
-    return x.device if type(x).__module__.partition(".")[0] not in ("numpy", "jax", "jaxlib") else None
 
 
 def _check_argmax(function: str, state: MaxPoolState, batch: int | None) -> None:
