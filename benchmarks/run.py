@@ -60,7 +60,7 @@ def flops(row: Row) -> float:
     """Floating-point operations of a convolution row (backward: twice the forward)."""
     if not row.outputs:
         return 0.0
-    *_, = sizes = row.sizes[2:]
+    (*_,) = sizes = row.sizes[2:]
     if row.op == "conv_transpose":
         pixels = math.prod(sizes)
     else:
@@ -109,7 +109,9 @@ def overhead() -> None:
     whole = microseconds(lambda: fn.conv(x, weight, bias, state))
     inner = microseconds(lambda: plan.forward(x, weight, bias))
     init = microseconds(lambda: fn.conv_init(x, weight))
-    print(f"\nconv on (1, 4, 8, 8), O=4, k=3: {whole:.1f} us in all, {whole - inner:.1f} at the door; init {init:.1f} us")
+    print(
+        f"\nconv on (1, 4, 8, 8), O=4, k=3: {whole:.1f} us in all, {whole - inner:.1f} at the door; init {init:.1f} us"
+    )
 
 
 def main() -> None:

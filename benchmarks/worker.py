@@ -76,7 +76,10 @@ def about(side: str) -> str:
 
     import funcnn as fn
 
-    blas = [f"{b['internal_api']} {b['version']} {b.get('architecture')} {b['num_threads']} threads" for b in threadpool_info()]
+    blas = [
+        f"{b['internal_api']} {b['version']} {b.get('architecture')} {b['num_threads']} threads"
+        for b in threadpool_info()
+    ]
     return f"funcnn {fn.__version__}, numpy {np.__version__}, {'; '.join(blas)}"
 
 

@@ -176,7 +176,7 @@ def _plan_text(plan: Any) -> str:
     for name in ("kernel", "stride", "dilation"):
         values = tuple(getattr(axis, name) for axis in axes)
         if values and (
-            name == "kernel" and not hasattr(spec, "weight_shape") or name != "kernel" and set(values) != {1}
+            (name == "kernel" and not hasattr(spec, "weight_shape")) or (name != "kernel" and set(values) != {1})
         ):
             text += f", {name} {_same(values)}"
     pads = tuple((axis.lo, axis.hi) for axis in axes)

@@ -116,6 +116,7 @@ CONV = [
     conv("one cell", (2, 3, 1, 1), (4, 3, 3, 3), padding=1),
     conv("one channel", (2, 1, 6, 5), (1, 1, 3, 2)),
     conv("no input channels", (2, 0, 4, 5), (3, 0, 2, 3), padding=(1, 0), stride=(1, 2)),
+    conv("no output channels", (2, 2, 4, 5), (0, 2, 2, 3), padding=(1, 0), stride=(1, 2)),
     conv("empty batch", (0, 2, 4, 5), (3, 2, 2, 3), stride=(2, 1)),
     conv("empty batch, depthwise", (0, 2, 4, 5), (2, 1, 2, 3), groups=2),
     conv("empty batch, 1x1", (0, 2, 4, 5), (3, 2, 1, 1)),

@@ -1,4 +1,4 @@
-"""conv_transpose against the oracle, and as the adjoint of conv. Dtypes, NaN and `wrt` are in test_conv, for both ops."""
+"""conv_transpose against the oracle, and as the adjoint of conv. Dtypes, NaN and `wrt` are in test_conv for both."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_whole_numbers_are_exact(backend: Backend, case: Case, layout: str) -> N
 
 @pytest.mark.parametrize("case", CONV, ids=str)
 def test_it_is_dx_of_conv_with_the_same_options(numpy_backend: Backend, case: Case) -> None:
-    """With output_size telling the size that stride leaves open: for every conv there is, "same" and "full" included."""
+    """output_size tells which size it was, where stride leaves several; "same" and "full" included."""
     arrays, wanted = exact(case)
     there_and_back = Case(
         case.name, "conv_transpose", wanted["y"].shape, case.weight, {**case.options, "output_size": case.x[2:]}
@@ -44,12 +44,8 @@ def test_same_is_the_adjoint_of_same_on_every_size_that_maps_back(numpy_backend:
     for size in range(1, 10):
         for kernel, stride, dilation in ((3, 2, 1), (4, 3, 1), (2, 4, 1), (3, 2, 3)):
             x, weight = digits(rng, (1, 2, size)), digits(rng, (3, 2, kernel))
-            options: dict[str, Any] = {
-                "stride": stride,
-                "dilation": dilation,
-                "padding": name,
-                "engine": numpy_backend.engine,
-            }
+            options: dict[str, Any] = {"stride": stride, "dilation": dilation, "padding": name}
+            options["engine"] = numpy_backend.engine
             y, _ = fn.conv(x, weight, None, fn.conv_init(x, weight, **options))
             dy = digits(rng, y.shape)
             state = fn.conv_transpose_init(dy, weight, output_size=size, **options)

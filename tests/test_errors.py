@@ -520,7 +520,7 @@ def test_wrong_device() -> None:
     x = array_api_strict.asarray(X, device=here)
     state = fn.max_pool_init(x, 2)
     with pytest.raises(
-        fn.StateError, match="x must have device .*CPU_DEVICE.* as the state was made for, got .*device1"
+        fn.StateError, match=r"x must have device .*CPU_DEVICE.* as the state was made for, got .*device1"
     ):
         fn.max_pool(array_api_strict.asarray(X, device=there), state)
     with pytest.raises(fn.StateError, match="weight must be on the device of x"):

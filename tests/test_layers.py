@@ -84,7 +84,7 @@ def test_backward_is_the_derivative(name: str) -> None:
     for number, (leaf, gradient) in enumerate(zip(leaves, optree.tree_leaves((grads, dx)), strict=True)):
         assert gradient.shape == leaf.shape
         direction = rng.standard_normal(leaf.shape)
-        moved = [leaves[:number] + [leaf + sign * step * direction] + leaves[number + 1 :] for sign in (1, -1)]
+        moved = [[*leaves[:number], leaf + sign * step * direction, *leaves[number + 1 :]] for sign in (1, -1)]
         high, low = (value(*structure.unflatten(m)) for m in moved)
         assert (high - low) / (2 * step) == pytest.approx(float((gradient * direction).sum()), rel=1e-5, abs=1e-7)
 

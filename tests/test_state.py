@@ -221,7 +221,7 @@ def test_scan_and_cond_carry_a_cleared_state() -> None:
 
 
 def test_clear_drops_residuals_and_keeps_the_step() -> None:
-    Pair = collections.namedtuple("Pair", "a b")  # noqa: PYI024
+    Pair = collections.namedtuple("Pair", "a b")
     tree = {"net": [used()["max_pool"], (used()["dropout"],)], "pair": Pair(used()["conv"], 7)}
     cleared = fn.clear(tree)
     assert type(cleared["pair"]) is Pair
@@ -382,8 +382,13 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
         y, pool = fn.max_pool(x, pool)
         drop = fn.dropout_init(x, 0.5, seed=1, options=options, engine="blas")
         results.append(
-            [fn.conv(x, weight, None, conv)[0], *fn.conv_backward(x, x, weight, conv), y, fn.max_pool_backward(y, pool)]
-            + [fn.dropout(x, drop)[0]]
+            [
+                fn.conv(x, weight, None, conv)[0],
+                *fn.conv_backward(x, x, weight, conv),
+                y,
+                fn.max_pool_backward(y, pool),
+                fn.dropout(x, drop)[0],
+            ]  # fmt: skip
         )
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):

@@ -274,8 +274,12 @@ class XpDropout(DropoutPlan):
         return self._select(_Windows(self.library), dy, mask)
 
     def _select(self, w: _Windows, x: Array, mask: Array) -> Array:
-        rate = self.spec.rate
-        scaled = w.cast(x, _sum_dtype(self.spec.dtype)) * (1 / (1 - rate) if rate < 1 else 0.0)
+        rate, dtype = self.spec.rate, self.spec.dtype
+        scale = 1 / (1 - rate) if rate < 1 else 0.0
+        if dtype in COMPLEX_DTYPES:
+            scaled = w.complex(w.xp.real(x) * scale, w.xp.imag(x) * scale, dtype)
+        else:
+            scaled = w.cast(x, _sum_dtype(dtype)) * scale
         return w.cast(w.xp.where(mask, scaled, w.xp.zeros_like(scaled)), self.spec.dtype)
 
     def _mask(self, w: _Windows, shape: tuple[int, ...], step: Array, like: Array) -> Array:

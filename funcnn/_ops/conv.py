@@ -85,7 +85,7 @@ def conv_init(
     >>> state = fn.conv_init(x, weight, stride=2, padding="same", engine="blas")
     >>> state
     ConvState(blas, numpy float64, x (N, 3, 8, 8) * weight (4, 3, 3, 3) -> y (N, 4, 4, 4), stride 2, padding (0, 1); residuals 0 B)
-    """
+    """  # noqa: E501
     return _init(
         "conv_init", ConvState, x, weight, engine, options, stride=stride, padding=padding, dilation=dilation,
         groups=groups, flip=flip, layout=layout,

@@ -110,7 +110,9 @@ def dropout(x: Array, state: DropoutState, train: bool = True) -> tuple[Array, D
     check_batch("dropout", "x", x, plan, plan.spec.x_shape, plan.spec.dtype)
     check_bool("dropout", "train", train)
     if not train:
-        return x * 1, clear(state)  # times 1: a new array in every library, bit for bit x
+        # Not x * 1, which turns complex infinities into NaN.
+        library = named(plan.library)
+        return library.xp.astype(x, library.dtype(plan.spec.dtype), copy=True), clear(state)
     check_array("dropout", "state.step", state.step, plan, (), "int32")
     y, mask = plan.forward(to_engine(x, plan), state.step)
     step = named(plan.library).xp.asarray(state.step + 1, dtype=state.step.dtype)

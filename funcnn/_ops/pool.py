@@ -79,7 +79,7 @@ def max_pool_init(
     >>> import numpy as np, funcnn as fn
     >>> fn.max_pool_init(np.ones((1, 3, 7, 7)), 3, stride=2, padding=1, engine="blas")
     MaxPoolState(blas, numpy float64, x (N, 3, 7, 7) -> y (N, 3, 4, 4), kernel 3, stride 2, padding 1; argmax uint8(0, 0, 0, 0), residuals 0 B)
-    """
+    """  # noqa: E501
     register_pytrees()
     library, device, shape, dtype = describe("max_pool_init", "x", x)
     spec = max_pool_spec(
@@ -217,7 +217,7 @@ def max_pool_indices(state: MaxPoolState, base: str = "plane") -> Array:
         """0 .. count - 1 along one axis, to broadcast against the argmax."""
         shape = [1] * ndim
         shape[axis] = count
-        return xp.reshape(xp.arange(count, dtype=integer, **library.place(plan.device)), tuple(shape))
+        return xp.reshape(xp.arange(count, dtype=integer, **library.place(library.device(state.argmax))), tuple(shape))
 
     argmax = xp.astype(to_engine(state.argmax, plan), integer)
     flat: Array = 0

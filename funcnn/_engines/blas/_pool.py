@@ -41,7 +41,7 @@ def _tasks(x_shape: tuple[int, ...], rows: int, itemsize: int, order: str, cut_r
     if image <= TASK_BYTES:
         return [_Task(part, slice(0, channels), slice(0, rows)) for part in _parts(n, TASK_BYTES // image)]
     pieces = -(-image // TASK_BYTES)
-    if order == FIRST and channels > 1 or not cut_rows:
+    if (order == FIRST and channels > 1) or not cut_rows:
         cuts = [(part, slice(0, rows)) for part in _parts(channels, -(-channels // pieces))]
     else:
         cuts = [(slice(0, channels), part) for part in _parts(rows, -(-rows // pieces))]
