@@ -107,7 +107,8 @@ def library_of(function: str, name: str, array: Array) -> Library:
     known = _library_of_type.get(type(array))
     if known is not None:
         return known
-    if isinstance(array, (np.generic, np.ma.MaskedArray, np.matrix)) or not array_api_compat.is_array_api_obj(array):
+    refused = (type, np.generic, np.ma.MaskedArray, np.matrix)  # a class of arrays has what array_api_compat looks for
+    if isinstance(array, refused) or not array_api_compat.is_array_api_obj(array):
         advice = {np.matrix: "; use numpy.asarray", np.ma.MaskedArray: "; fill the masked values first"}
         what = next((text for kind, text in advice.items() if isinstance(array, kind)), "")
         raise TypeError(
@@ -164,6 +165,8 @@ class ArraySpec:
 
     def _dtype(self, dtype: Any) -> Any:
         try:
+            if dtype is None:  # NumPy reads it as float64
+                raise TypeError
             if not isinstance(dtype, str) and self.library.name in _NUMPY_DTYPES:
                 dtype = np.dtype(dtype)
             return self.library.dtype(dtype if isinstance(dtype, str) else dtype_name(dtype))
@@ -186,11 +189,18 @@ class ArraySpec:
     def _key(self) -> tuple[Any, ...]:
         return self.shape, dtype_name(self.dtype), self.library.name, self.device, self.order
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle_spec, (*self._key(),)
+
     def __eq__(self, other: object) -> bool:
         return self._key() == other._key() if isinstance(other, ArraySpec) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self._key())
+
+
+def _unpickle_spec(shape: tuple[int, ...], dtype: str, library: str, device: Any, order: str) -> ArraySpec:
+    return ArraySpec(shape, dtype, named(library).xp, device=device, order=order)
 
 
 def describe(function: str, name: str, array: Array) -> tuple[Library, str | None, tuple[int, ...], str]:

@@ -7,6 +7,7 @@ fills them.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import sys
 import threading
@@ -253,7 +254,9 @@ def clear(tree: Any) -> Any:
     if isinstance(tree, (tuple, list)):
         return type(tree)(map(clear, tree))
     if isinstance(tree, dict):
-        return type(tree)((key, clear(value)) for key, value in tree.items())
+        cleared = copy.copy(tree)  # a defaultdict keeps its factory
+        cleared.update((key, clear(value)) for key, value in tree.items())
+        return cleared
     return tree
 
 

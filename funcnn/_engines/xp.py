@@ -275,7 +275,9 @@ class XpDropout(DropoutPlan):
 
     def _select(self, w: _Windows, x: Array, mask: Array) -> Array:
         rate, dtype = self.spec.rate, self.spec.dtype
-        scale = 1 / (1 - rate) if rate < 1 else 0.0
+        if rate == 1:  # an infinity times a scale of 0 would warn
+            mask = w.xp.zeros_like(mask)
+        scale = 1 / (1 - rate) if rate < 1 else 1.0
         if dtype in COMPLEX_DTYPES:
             scaled = w.complex(w.xp.real(x) * scale, w.xp.imag(x) * scale, dtype)
         else:

@@ -7,30 +7,58 @@ from collections.abc import Callable
 from typing import Any
 
 from funcnn._arrays import Array, ArraySpec
-from funcnn._layers._base import Layer, LayerState, Seed, filled, saving, spec_of, unsaved, wide
+from funcnn._layers._base import (
+    Layer,
+    LayerState,
+    Seed,
+    check_forward,
+    check_kind,
+    check_like,
+    filled,
+    float_name,
+    rounded,
+    saving,
+    spec_of,
+    unsaved,
+    wide,
+)
+from funcnn._spec import integer
+from funcnn.errors import SpecError, StateError
 
 __all__ = ["gelu", "leaky_relu", "relu", "sigmoid", "softmax", "tanh"]
 
 Function = Callable[..., Any]
 
 
-def _activation(name: str, value: Function, slope: Function, keeps: str) -> Layer:
-    """A layer from value(xp, x) and slope(xp, kept, dy), where kept is x or y."""
+def _activation(
+    name: str, value: Function, slope: Function, keeps: str, check: Callable[[ArraySpec], None] | None = None
+) -> Layer:
+    """A layer from value(xp, x) and slope(xp, kept, dy), where kept is x or y. `check` is what init asks of x."""
+    backward_name = f"{name}_backward"
 
     def init(seed: Seed, x: Array | ArraySpec) -> Any:
+        float_name(name, "x", x, real=True)
         spec = spec_of(name, x)
+        if check is not None:
+            check(spec)
         return (), LayerState((), unsaved(spec, spec.ndim)), spec
 
     def forward(params: Any, state: LayerState, x: Array, train: bool = True) -> Any:
-        _, xp, a = wide(name, x)
-        y = xp.astype(value(xp, a), x.dtype, copy=False)
+        check_forward(name, state, train)
+        library, xp, a = wide(name, "x", x)
+        (saved,) = state.saved
+        check_kind(name, "x", x, "state.saved", saved)
+        if x.ndim != saved.ndim:
+            raise StateError(f"{name}: x must have {saved.ndim} axes as the state was made for, got {x.ndim}")
+        y = rounded(library, value(xp, a), x)
         return y, saving((), (x if keeps == "x" else y,), train)
 
     def backward(params: Any, state: LayerState, dy: Array) -> Any:
-        (kept,) = filled(name, state)
-        _, xp, d = wide(name, dy)
-        _, _, a = wide(name, kept)
-        return xp.astype(slope(xp, a, d), dy.dtype, copy=False), ()
+        (kept,) = filled(backward_name, state)
+        check_like(backward_name, "dy", dy, keeps, kept)
+        library, xp, d = wide(backward_name, "dy", dy)
+        _, _, a = wide(backward_name, keeps, kept)
+        return rounded(library, slope(xp, a, d), dy), ()
 
     return Layer(init, forward, backward)
 
@@ -61,10 +89,16 @@ def leaky_relu(slope: float = 0.01) -> Layer:
     Parameters
     ----------
     slope : float
+        Factor of x below 0.
 
     Returns
     -------
     Layer
+
+    Raises
+    ------
+    TypeError
+        If slope is no number.
 
     Examples
     --------
@@ -76,6 +110,8 @@ def leaky_relu(slope: float = 0.01) -> Layer:
     >>> layer.forward((), state, x)[0]
     array([[-0.5,  0. ,  2. ]])
     """
+    if isinstance(slope, bool) or not isinstance(slope, (int, float)):
+        raise TypeError(f"leaky_relu: slope must be a float, got {slope!r}")
 
     def below(xp: Any, x: Array, a: Array) -> Array:
         # A slope of 0 is a select: -inf times 0 would be NaN.
@@ -174,6 +210,13 @@ def softmax(axis: int = -1) -> Layer:
     -------
     Layer
 
+    Raises
+    ------
+    SpecError
+        By the layer's init, if x has no such axis or the axis has size 0.
+    TypeError
+        If axis is no int.
+
     Examples
     --------
     >>> import numpy as np
@@ -184,6 +227,13 @@ def softmax(axis: int = -1) -> Layer:
     >>> layer.forward((), state, x)[0]
     array([[0.5, 0.5]])
     """
+    integer("softmax", "axis", axis, -(2**31))
+
+    def check(x: ArraySpec) -> None:
+        if not -x.ndim <= axis < x.ndim:
+            raise SpecError(f"softmax: axis must lie in {-x.ndim} .. {x.ndim - 1} for shape {x.shape}, got {axis}")
+        if x.shape[axis] == 0:
+            raise SpecError(f"softmax: x must have at least one element along axis {axis}, got shape {x.shape}")
 
     def value(xp: Any, x: Array) -> Array:
         e = xp.exp(x - xp.max(x, axis=axis, keepdims=True))
@@ -192,4 +242,4 @@ def softmax(axis: int = -1) -> Layer:
     def slope(xp: Any, y: Array, dy: Array) -> Array:
         return y * (dy - xp.sum(dy * y, axis=axis, keepdims=True))
 
-    return _activation("softmax", value, slope, keeps="y")
+    return _activation("softmax", value, slope, keeps="y", check=check)

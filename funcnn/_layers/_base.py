@@ -10,12 +10,25 @@ from typing import Any, ClassVar, NamedTuple
 import array_api_compat
 import numpy as np
 
-from funcnn._arrays import Array, ArraySpec, Library, describe, library_of, named
-from funcnn._spec import COMPLEX_DTYPES, FLOAT_DTYPES, HALF_DTYPES
-from funcnn.errors import StateError
+from funcnn._arrays import Array, ArraySpec, Library, describe, dtype_name, library_of
+from funcnn._spec import COMPLEX_DTYPES, FLOAT_DTYPES, HALF_DTYPES, flag
+from funcnn.errors import SpecError, StateError
 from funcnn.state import Node, clear, empty_like, pytree
 
-__all__ = ["Layer", "LayerState", "Seed", "child_seed", "filled", "glorot_uniform", "he_normal", "saving", "spec_of"]
+__all__ = [
+    "Layer",
+    "LayerState",
+    "Seed",
+    "check_forward",
+    "check_like",
+    "child_seed",
+    "filled",
+    "glorot_uniform",
+    "he_normal",
+    "saving",
+    "spec_of",
+    "wide",
+]
 
 Seed = int | np.random.SeedSequence
 
@@ -43,7 +56,8 @@ class LayerState(Node):
     op : op state, tuple of states, or ()
         What the layer's op keeps between calls; the states of a combinator's layers.
     saved : tuple of arrays
-        What the backward needs: the caller's own x, say. Zero-size until a training forward.
+        What the backward needs: the caller's own x or the y that forward returned, not a copy of it (so do not write into
+        either before the backward). Zero-size until a training forward.
     """
 
     op: Any
@@ -73,8 +87,54 @@ def place(x: ArraySpec) -> dict[str, Any]:
     return {} if x.device is None else {"device": x.device}
 
 
+def check_state(function: str, state: Any) -> None:
+    """The state of a layer must be a LayerState, not the op state in it."""
+    if type(state) is not LayerState:
+        raise TypeError(
+            f"{function}: state must be a LayerState (made by the layer's init), got {type(state).__name__}"
+        )
+
+
+def check_forward(function: str, state: Any, train: Any) -> None:
+    """What every forward asks of its state and its flag."""
+    check_state(function, state)
+    flag(function, "train", train)
+
+
+def check_kind(function: str, name: str, array: Array, other_name: str, other: Array) -> None:
+    """Two arrays must have one library, dtype and device."""
+    library, mine = library_of(function, other_name, other), library_of(function, name, array)
+    if mine is not library:
+        raise TypeError(
+            f"{function}: {name} must be an array of {library.name} as {other_name} is, got {mine.name}; convert it first"
+        )
+    if dtype_name(array.dtype) != dtype_name(other.dtype):
+        raise StateError(
+            f"{function}: {name} must have the dtype {dtype_name(other.dtype)} of {other_name}, "
+            f"got {dtype_name(array.dtype)}"
+        )
+    if library.device(array) != library.device(other):
+        raise StateError(
+            f"{function}: {name} must have the device {library.device(other)} of {other_name}, "
+            f"got {library.device(array)}"
+        )
+
+
+def check_shape(function: str, name: str, array: Array, shape: tuple[int, ...]) -> None:
+    """An array must have exactly this shape: broadcasting would hide a mistake."""
+    if tuple(array.shape) != shape:
+        raise StateError(f"{function}: {name} must have shape {shape}, got {tuple(array.shape)}")
+
+
+def check_like(function: str, name: str, array: Array, other_name: str, other: Array) -> None:
+    """Two arrays must have one library, dtype, device and shape."""
+    check_kind(function, name, array, other_name, other)
+    check_shape(function, name, array, tuple(other.shape))
+
+
 def filled(function: str, state: LayerState) -> tuple[Any, ...]:
     """The saved arrays; StateError where no training forward has filled them."""
+    check_state(function, state)
     if any(not any(array.shape) for array in state.saved):
         raise StateError(
             f"{function}: state must come from forward with train=True, got a state that saved nothing; "
@@ -94,18 +154,31 @@ def unsaved(x: ArraySpec, *ndims: int) -> tuple[Any, ...]:
     return tuple(x.xp.zeros((0,) * ndim, dtype=x.dtype, **place(x)) for ndim in ndims)
 
 
-def wide(function: str, x: Array) -> tuple[Library, Any, Array]:
+def wide(function: str, name: str, x: Array, *, real: bool = True) -> tuple[Library, Any, Array]:
     """Library, namespace and x in the dtype to compute in: float32 for half floats, which round once at the end."""
-    library = library_of(function, "x", x)
+    library = library_of(function, name, x)
     xp: Any = library.xp
-    dtype = _float_name(function, x)
+    dtype = float_name(function, name, x, real)
     return library, xp, xp.astype(x, library.dtype("float32"), copy=False) if dtype in HALF_DTYPES else x
 
 
-def _float_name(function: str, x: Any) -> str:
-    _, _, _, dtype = describe(function, "x", x)
-    if dtype not in FLOAT_DTYPES + COMPLEX_DTYPES:
-        raise TypeError(f"{function}: x must have a float or complex dtype, got {dtype}")
+def rounded(library: Library, y: Array, x: Array) -> Array:
+    """What was computed from `wide` in the dtype of x, in native byte order."""
+    return library.xp.astype(y, library.dtype(dtype_name(x.dtype)), copy=False)
+
+
+def copied(x: Array, shape: tuple[int, ...]) -> Array:
+    """A new array with the values of x in another shape, in native byte order: no result shares memory with an input."""
+    library = library_of("layer", "x", x)
+    xp: Any = library.xp
+    return xp.astype(xp.reshape(x, shape), library.dtype(dtype_name(x.dtype)), copy=True)
+
+
+def float_name(function: str, name: str, x: Array | ArraySpec, real: bool) -> str:
+    """The dtype's name; TypeError where it is not a float or, unless real, a complex one."""
+    _, _, _, dtype = describe(function, name, x)
+    if dtype not in FLOAT_DTYPES and (real or dtype not in COMPLEX_DTYPES):
+        raise TypeError(f"{function}: {name} must have a {'float' if real else 'float or complex'} dtype, got {dtype}")
     return dtype
 
 
@@ -118,7 +191,7 @@ def _sequence(seed: Seed) -> np.random.SeedSequence:
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
         raise TypeError(f"init: seed must be an int, got {seed!r}")
     if seed < 0:
-        raise StateError(f"init: seed must be at least 0, got {seed}")
+        raise SpecError(f"init: seed must be at least 0, got {seed}")
     return np.random.SeedSequence(int(seed))
 
 
@@ -133,21 +206,21 @@ def int_seed(seed: Seed) -> int:
     return int(_sequence(seed).generate_state(1, np.uint64)[0])
 
 
-def he_normal(seed: Seed, shape: tuple[int, ...], fan_in: float, x: ArraySpec) -> Array:
+def he_normal(function: str, seed: Seed, shape: tuple[int, ...], fan_in: float, x: ArraySpec) -> Array:
     """Normal numbers of variance 2 / fan_in: He et al., "Delving deep into rectifiers" (2015)."""
-    return _draw(seed, shape, x, lambda rng: rng.standard_normal(shape) * math.sqrt(2 / max(fan_in, 1)))
+    return _draw(function, seed, x, lambda rng: rng.standard_normal(shape) * math.sqrt(2 / max(fan_in, 1)))
 
 
-def glorot_uniform(seed: Seed, shape: tuple[int, ...], fan_in: int, fan_out: int, x: ArraySpec) -> Array:
+def glorot_uniform(function: str, seed: Seed, shape: tuple[int, ...], fan_in: int, fan_out: int, x: ArraySpec) -> Array:
     """Uniform numbers of variance 2 / (fan_in + fan_out): Glorot and Bengio, "Understanding the difficulty ..." (2010)."""
     limit = math.sqrt(6 / max(fan_in + fan_out, 1))
-    return _draw(seed, shape, x, lambda rng: rng.uniform(-limit, limit, shape))
+    return _draw(function, seed, x, lambda rng: rng.uniform(-limit, limit, shape))
 
 
-def _draw(seed: Seed, shape: tuple[int, ...], x: ArraySpec, draw: Callable[[np.random.Generator], Any]) -> Array:
+def _draw(function: str, seed: Seed, x: ArraySpec, draw: Callable[[np.random.Generator], Any]) -> Array:
     """Numbers drawn by NumPy in float64 and rounded: the same on every library. Complex: two draws of half the variance."""
     rng = np.random.default_rng(_sequence(seed))
-    dtype = _float_name("init", x)
+    dtype = float_name(function, "x", x, real=False)
     values = draw(rng)
     if dtype in COMPLEX_DTYPES:
         values = (values + 1j * draw(rng)) / math.sqrt(2)
@@ -163,4 +236,4 @@ def zeros(shape: tuple[int, ...], x: ArraySpec) -> Array:
 
 def namespace(array: Array) -> Any:
     """The Array-API namespace of an array that has passed a door."""
-    return named(library_of("layer", "x", array).name).xp
+    return library_of("layer", "x", array).xp

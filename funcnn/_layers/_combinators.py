@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from funcnn._arrays import Array, ArraySpec
-from funcnn._layers._base import Layer, LayerState, Seed, child_seed, like, namespace, spec_of
+from funcnn._arrays import Array, ArraySpec, dtype_name, library_of
+from funcnn._layers._base import (
+    Layer,
+    LayerState,
+    Seed,
+    check_state,
+    child_seed,
+    copied,
+    like,
+    namespace,
+    rounded,
+    spec_of,
+    wide,
+)
 from funcnn._layers._ops import shape_of
-from funcnn._spec import LAYOUTS, choice
-from funcnn.errors import SpecError
+from funcnn._spec import HALF_DTYPES, LAYOUTS, choice
+from funcnn.errors import SpecError, StateError
 
 __all__ = ["parallel", "residual", "serial"]
 
@@ -17,6 +29,17 @@ def _check_layers(function: str, layers: tuple[Any, ...]) -> None:
     for i, layer in enumerate(layers):
         if not isinstance(layer, Layer):
             raise TypeError(f"{function}: layers must be Layer tuples, got {layer!r} at position {i}")
+
+
+def _parts(function: str, layers: tuple[Layer, ...], params: Any, state: LayerState) -> list[tuple[Layer, Any, Any]]:
+    """Each layer with its parameters and its state."""
+    check_state(function, state)
+    for name, value in (("params", params), ("state.op", state.op)):
+        if not isinstance(value, (tuple, list)):
+            raise TypeError(f"{function}: {name} must be a tuple with one item for each layer, got {value!r}")
+        if len(value) != len(layers):
+            raise StateError(f"{function}: {name} must have {len(layers)} items, one for each layer, got {len(value)}")
+    return list(zip(layers, params, state.op, strict=True))
 
 
 def serial(*layers: Layer) -> Layer:
@@ -58,17 +81,17 @@ def serial(*layers: Layer) -> Layer:
 
     def forward(params: Any, state: LayerState, x: Array, train: bool = True) -> Any:
         states = []
-        for layer, p, s in zip(layers, params, state.op, strict=True):
+        for layer, p, s in _parts("serial", layers, params, state):
             x, s = layer.forward(p, s, x, train=train)
             states.append(s)
-        return x, LayerState(tuple(states), ())
+        return x if layers else copied(x, x.shape), LayerState(tuple(states), ())
 
     def backward(params: Any, state: LayerState, dy: Array) -> Any:
         grads = []
-        for layer, p, s in reversed(list(zip(layers, params, state.op, strict=True))):
+        for layer, p, s in reversed(_parts("serial_backward", layers, params, state)):
             dy, g = layer.backward(p, s, dy)
             grads.append(g)
-        return dy, tuple(reversed(grads))
+        return dy if layers else copied(dy, dy.shape), tuple(reversed(grads))
 
     return Layer(init, forward, backward)
 
@@ -120,29 +143,38 @@ def parallel(*layers: Layer, combine: str = "sum", layout: str = "channels_first
         return params, LayerState(states, tuple(map(shape_of, outs)) if combine == "concat" else ()), y
 
     def forward(params: Any, state: LayerState, x: Array, train: bool = True) -> Any:
-        passes = zip(layers, params, state.op, strict=True)
+        passes = _parts("parallel", layers, params, state)
         ys, states = zip(*(layer.forward(p, s, x, train=train) for layer, p, s in passes), strict=True)
         y = namespace(x).concat(ys, axis=axis) if combine == "concat" else _total(ys)
         return y, LayerState(states, state.saved)
 
     def backward(params: Any, state: LayerState, dy: Array) -> Any:
-        parts = _split(dy, [a.shape[axis] for a in state.saved], axis) if combine == "concat" else [dy] * len(layers)
-        passes = zip(layers, params, state.op, parts, strict=True)
-        dxs, grads = zip(*(layer.backward(p, s, d) for layer, p, s, d in passes), strict=True)
+        passes = _parts("parallel_backward", layers, params, state)
+        dys = _split(dy, [a.shape[axis] for a in state.saved], axis) if combine == "concat" else [dy] * len(layers)
+        dxs, grads = zip(*(layer.backward(p, s, d) for (layer, p, s), d in zip(passes, dys, strict=True)), strict=True)
         return _total(dxs), grads
 
     return Layer(init, forward, backward)
 
 
 def _total(arrays: Any) -> Array:
-    total = arrays[0]
-    for array in arrays[1:]:
+    """The sum of the branches."""
+    if len(arrays) == 1:
+        return arrays[0]
+    library = library_of("parallel", "y", arrays[0])
+    half = dtype_name(arrays[0].dtype) in HALF_DTYPES  # summed in float32 and rounded once
+    total, *rest = [wide("parallel", "y", array)[2] for array in arrays] if half else arrays
+    for array in rest:
         total = total + array
-    return total
+    return rounded(library, total, arrays[0])
 
 
 def _split(dy: Array, sizes: list[int], axis: int) -> list[Array]:
     """Parts of dy along the channels."""
+    if dy.shape[axis] != sum(sizes):
+        raise StateError(
+            f"parallel_backward: dy must have the {sum(sizes)} channels of y on axis {axis}, got shape {tuple(dy.shape)}"
+        )
     parts, start = [], 0
     for size in sizes:
         part = slice(start, start + size)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from funcnn._arrays import Array, dtype_name, library_of, same_library
-from funcnn._layers._base import wide
+from funcnn._layers._base import check_like, rounded, wide
 from funcnn._spec import INTEGER_DTYPES
 from funcnn.errors import StateError
 
@@ -48,7 +49,7 @@ def softmax_cross_entropy(logits: Array, labels: Array) -> tuple[Array, Array]:
     (0.6931, array([[-0.5,  0.5]]))
     """
     function = "softmax_cross_entropy"
-    library, xp, a = wide(function, logits)
+    library, xp, a = wide(function, "logits", logits)
     same_library(function, "logits", library, "labels", library_of(function, "labels", labels))
     if logits.ndim != 2 or logits.shape[1] == 0:
         raise StateError(f"{function}: logits must have shape (N, K) with K at least 1, got {tuple(logits.shape)}")
@@ -66,10 +67,10 @@ def softmax_cross_entropy(logits: Array, labels: Array) -> tuple[Array, Array]:
     classes = xp.arange(k, dtype=library.dtype("int32"), **place)
     hit = xp.reshape(xp.astype(labels, library.dtype("int32")), (n, 1)) == classes
     # A select, not a product: a logit of -inf that is no label must not make 0 * -inf.
-    picked = xp.where(hit, shifted - xp.log(total), xp.zeros_like(a))
+    losses = xp.where(hit, xp.log(total) - shifted, xp.zeros_like(a))
     count = max(n, 1)
     dy = (exponential / total - xp.astype(hit, a.dtype)) / count
-    return -xp.sum(picked) / count, xp.astype(dy, logits.dtype, copy=False)
+    return xp.sum(losses) / count, rounded(library, dy, logits)
 
 
 def mean_squared_error(y: Array, target: Array) -> tuple[Array, Array]:
@@ -101,17 +102,8 @@ def mean_squared_error(y: Array, target: Array) -> tuple[Array, Array]:
     (np.float64(2.0), array([0., 2.]))
     """
     function = "mean_squared_error"
-    library, xp, a = wide(function, y)
-    same_library(function, "y", library, "target", library_of(function, "target", target))
-    if tuple(y.shape) != tuple(target.shape):
-        raise StateError(f"{function}: target must have the shape {tuple(y.shape)} of y, got {tuple(target.shape)}")
-    if dtype_name(y.dtype) != dtype_name(target.dtype):
-        raise StateError(
-            f"{function}: target must have the dtype {dtype_name(y.dtype)} of y, got {dtype_name(target.dtype)}"
-        )
+    library, xp, a = wide(function, "y", y)
+    check_like(function, "target", target, "y", y)
     difference = a - xp.astype(target, a.dtype, copy=False)
-    count = 1
-    for size in y.shape:
-        count *= size
-    count = max(count, 1)
-    return xp.sum(difference * difference) / count, xp.astype(difference * (2 / count), y.dtype, copy=False)
+    count = max(math.prod(y.shape), 1)
+    return xp.sum(difference * difference) / count, rounded(library, difference * (2 / count), y)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from funcnn import ops
-from funcnn._arrays import Array, ArraySpec, dtype_name
+from funcnn._arrays import Array, ArraySpec, dtype_name, library_of
 from funcnn._layers._base import (
     Layer,
     LayerState,
     Seed,
+    check_forward,
+    check_kind,
+    check_shape,
+    check_state,
+    copied,
     filled,
     glorot_uniform,
     he_normal,
@@ -18,6 +24,7 @@ from funcnn._layers._base import (
     like,
     namespace,
     place,
+    rounded,
     saving,
     spec_of,
     unsaved,
@@ -77,14 +84,14 @@ def conv(
     def init(seed: Seed, x: Array | ArraySpec) -> Any:
         spec, c, kernel = _conv_arguments("conv", x, channels, kernel_size, bias, groups, layout)
         shape = (channels, c // groups, *kernel)
-        weight = he_normal(seed, shape, math.prod(shape[1:]), spec)
+        weight = he_normal("conv", seed, shape, math.prod(shape[1:]), spec)
         op = ops.conv_init(
             spec, weight, stride=stride, padding=padding, dilation=dilation, groups=groups, layout=layout,
             engine=engine, options=options,
         )  # fmt: skip
         return _conv_params(weight, bias, channels, spec), LayerState(op, unsaved(spec, spec.ndim)), ops.out_spec(op)
 
-    return Layer(init, *_conv_passes(ops.conv, ops.conv_backward))
+    return Layer(init, *_conv_passes(ops.conv, ops.conv_backward, bias))
 
 
 def conv_transpose(
@@ -140,14 +147,15 @@ def conv_transpose(
             raise SpecError(f"conv_transpose: groups must divide the {channels} output channels, got {groups}")
         strides = per_axis("conv_transpose", "stride", stride, len(kernel), 1)
         shape = (c, channels // groups, *kernel)
-        weight = he_normal(seed, shape, c // groups * math.prod(kernel) / math.prod(strides), spec)
+        fan_in = c // groups * math.prod(kernel) / math.prod(strides)
+        weight = he_normal("conv_transpose", seed, shape, fan_in, spec)
         op = ops.conv_transpose_init(
             spec, weight, stride=stride, padding=padding, output_padding=output_padding, output_size=output_size,
             dilation=dilation, groups=groups, layout=layout, engine=engine, options=options,
         )  # fmt: skip
         return _conv_params(weight, bias, channels, spec), LayerState(op, unsaved(spec, spec.ndim)), ops.out_spec(op)
 
-    return Layer(init, *_conv_passes(ops.conv_transpose, ops.conv_transpose_backward))
+    return Layer(init, *_conv_passes(ops.conv_transpose, ops.conv_transpose_backward, bias))
 
 
 def _conv_arguments(
@@ -169,13 +177,24 @@ def _conv_params(weight: Array, bias: bool, channels: int, spec: ArraySpec) -> d
     return {"weight": weight, "bias": zeros((channels,), spec)} if bias else {"weight": weight}
 
 
-def _conv_passes(run: Any, run_backward: Any) -> tuple[Any, Any]:
+def _check_params(function: str, params: Any, bias: bool) -> None:
+    names = ("weight", "bias") if bias else ("weight",)
+    if not isinstance(params, Mapping):
+        raise TypeError(f"{function}: params must be a dict with {' and '.join(names)}, got {type(params).__name__}")
+    if set(params) != set(names):
+        raise StateError(f"{function}: params must be a dict with {' and '.join(names)}, got {sorted(params)}")
+
+
+def _conv_passes(run: Any, run_backward: Any, bias: bool) -> tuple[Any, Any]:
     def forward(params: Any, state: LayerState, x: Array, train: bool = True) -> Any:
+        check_forward(run.__name__, state, train)
+        _check_params(run.__name__, params, bias)
         y, op = run(x, params["weight"], params.get("bias"), state.op)
         return y, saving(op, (x,), train)
 
     def backward(params: Any, state: LayerState, dy: Array) -> Any:
         (x,) = filled(run_backward.__name__, state)
+        _check_params(run_backward.__name__, params, bias)
         wrt = ("x", *params)
         dx, dweight, dbias = run_backward(dy, x, params["weight"], state.op, wrt=wrt)
         grads = {"weight": dweight, "bias": dbias}
@@ -220,10 +239,12 @@ def max_pool(
         return (), LayerState(op, ()), ops.out_spec(op)
 
     def forward(params: Any, state: LayerState, x: Array, train: bool = True) -> Any:
+        check_forward("max_pool", state, train)
         y, op = ops.max_pool(x, state.op, train)
         return y, LayerState(op, ())
 
     def backward(params: Any, state: LayerState, dy: Array) -> Any:
+        check_state("max_pool_backward", state)
         return ops.max_pool_backward(dy, state.op), ()
 
     return Layer(init, forward, backward)
@@ -265,10 +286,12 @@ def avg_pool(
         return (), LayerState(op, ()), ops.out_spec(op)
 
     def forward(params: Any, state: LayerState, x: Array, train: bool = True) -> Any:
+        check_forward("avg_pool", state, train)
         y, op = ops.avg_pool(x, state.op)
         return y, LayerState(op, ())
 
     def backward(params: Any, state: LayerState, dy: Array) -> Any:
+        check_state("avg_pool_backward", state)
         return ops.avg_pool_backward(dy, state.op), ()
 
     return Layer(init, forward, backward)
@@ -300,21 +323,22 @@ def global_avg_pool(*, engine: str = "auto", layout: str = "channels_first", opt
         return (), LayerState(op, ()), like(y, tuple(split_shape(y.shape, layout)[:2]))
 
     def forward(params: Any, state: LayerState, x: Array, train: bool = True) -> Any:
+        check_forward("global_avg_pool", state, train)
         y, op = ops.avg_pool(x, state.op)
         return namespace(y).reshape(y, (y.shape[0], math.prod(y.shape[1:]))), LayerState(op, ())
 
     def backward(params: Any, state: LayerState, dy: Array) -> Any:
-        shape = ops.out_spec(state.op, like_batch(state.op, dy)).shape
-        return ops.avg_pool_backward(namespace(dy).reshape(dy, shape), state.op), ()
+        function = "global_avg_pool_backward"
+        check_state(function, state)
+        xp = library_of(function, "dy", dy).xp
+        channels, *spatial = state.op.plan.spec.y_shape
+        if dy.ndim != 2 or dy.shape[1] != channels:
+            raise StateError(f"{function}: dy must have shape (N, {channels}), got {tuple(dy.shape)}")
+        ones = [1] * len(spatial)
+        shape = (dy.shape[0], channels, *ones) if layout == "channels_first" else (dy.shape[0], *ones, channels)
+        return ops.avg_pool_backward(xp.reshape(dy, shape), state.op), ()
 
     return Layer(init, forward, backward)
-
-
-def like_batch(op: Any, dy: Array) -> ArraySpec:
-    """x of an op state, with the batch size of dy."""
-    spec = op.plan.spec
-    shape = (*spec.x_shape[1:], spec.x_shape[0]) if spec.layout == "channels_last" else spec.x_shape
-    return ArraySpec((dy.shape[0], *shape), spec.dtype, namespace(dy))
 
 
 def dropout(rate: float, *, engine: str = "auto", layout: str = "channels_first", options: Options = _DEFAULT) -> Layer:
@@ -348,10 +372,12 @@ def dropout(rate: float, *, engine: str = "auto", layout: str = "channels_first"
         return (), LayerState(op, ()), ops.out_spec(op)
 
     def forward(params: Any, state: LayerState, x: Array, train: bool = True) -> Any:
+        check_forward("dropout", state, train)
         y, op = ops.dropout(x, state.op, train)
         return y, LayerState(op, ())
 
     def backward(params: Any, state: LayerState, dy: Array) -> Any:
+        check_state("dropout_backward", state)
         return ops.dropout_backward(dy, state.op), ()
 
     return Layer(init, forward, backward)
@@ -394,39 +420,50 @@ def linear(units: int, *, bias: bool = True) -> Layer:
         if spec.ndim != 2:
             raise SpecError(f"linear: x must have shape (N, F), got {spec.shape}; put flatten() before it")
         features = spec.shape[1]
-        params = {"weight": glorot_uniform(seed, (units, features), features, units, spec)}
+        params = {"weight": glorot_uniform("linear", seed, (units, features), features, units, spec)}
         if bias:
             params["bias"] = zeros((units,), spec)
         return params, LayerState((), unsaved(spec, 2)), like(spec, (spec.shape[0], units))
 
     def forward(params: Any, state: LayerState, x: Array, train: bool = True) -> Any:
-        _check_features(x, params["weight"])
-        _, xp, a = wide("linear", x)
+        check_forward("linear", state, train)
+        _check_linear("linear", params, bias, x)
+        library, xp, a = wide("linear", "x", x, real=False)
         y = xp.matmul(a, xp.matrix_transpose(_as(xp, params["weight"], a)))
-        if "bias" in params:
+        if bias:
             y = y + _as(xp, params["bias"], a)
-        return _as(xp, y, x), saving((), (x,), train)
+        return rounded(library, y, x), saving((), (x,), train)
 
     def backward(params: Any, state: LayerState, dy: Array) -> Any:
-        (x,) = filled("linear", state)
-        _, xp, d = wide("linear", dy)
+        function = "linear_backward"
+        (x,) = filled(function, state)
+        _check_linear(function, params, bias, x)
         weight = params["weight"]
+        check_kind(function, "dy", dy, "x", x)
+        check_shape(function, "dy", dy, (x.shape[0], weight.shape[0]))
+        library, xp, d = wide(function, "dy", dy, real=False)
         dx = xp.matmul(d, _conj(xp, _as(xp, weight, d)))
-        grads = {"weight": _as(xp, xp.matmul(xp.matrix_transpose(d), _conj(xp, _as(xp, x, d))), weight)}
-        if "bias" in params:
-            grads["bias"] = _as(xp, xp.sum(d, axis=0), weight)
-        return _as(xp, dx, x), {name: grads[name] for name in params}
+        dweight = xp.matmul(xp.matrix_transpose(d), _conj(xp, _as(xp, x, d)))
+        grads = {"weight": rounded(library, dweight, weight)}
+        if bias:
+            grads["bias"] = rounded(library, xp.sum(d, axis=0), weight)
+        return rounded(library, dx, x), {name: grads[name] for name in params}
 
     return Layer(init, forward, backward)
 
 
-def _check_features(x: Array, weight: Array) -> None:
+def _check_linear(function: str, params: Any, bias: bool, x: Array) -> None:
+    """There is no op state here that knows the shapes: they must fit together."""
+    _check_params(function, params, bias)
+    weight = params["weight"]
+    check_kind(function, "x", x, "weight", weight)
+    if weight.ndim != 2:
+        raise StateError(f"{function}: weight must have shape (units, F), got {tuple(weight.shape)}")
     if x.ndim != 2 or x.shape[1] != weight.shape[1]:
-        raise StateError(f"linear: x must have shape (N, {weight.shape[1]}), got {tuple(x.shape)}")
-    if dtype_name(x.dtype) != dtype_name(weight.dtype):
-        raise StateError(
-            f"linear: x must have the dtype of weight ({dtype_name(weight.dtype)}), got {dtype_name(x.dtype)}"
-        )
+        raise StateError(f"{function}: x must have shape (N, {weight.shape[1]}), got {tuple(x.shape)}")
+    if bias:
+        check_kind(function, "bias", params["bias"], "weight", weight)
+        check_shape(function, "bias", params["bias"], (weight.shape[0],))
 
 
 def _as(xp: Any, array: Array, other: Array) -> Array:
@@ -456,15 +493,24 @@ def flatten() -> Layer:
 
     def init(seed: Seed, x: Array | ArraySpec) -> Any:
         spec = spec_of("flatten", x)
+        if spec.ndim < 2:
+            raise SpecError(f"flatten: x must have a batch axis and at least one other, got shape {spec.shape}")
         y = like(spec, (spec.shape[0], math.prod(spec.shape[1:])))
         return (), LayerState((), (shape_of(spec),)), y
 
     def forward(params: Any, state: LayerState, x: Array, train: bool = True) -> Any:
-        return namespace(x).reshape(x, (x.shape[0], math.prod(x.shape[1:]))), state
+        check_forward("flatten", state, train)
+        (sample,) = state.saved
+        check_kind("flatten", "x", x, "state.saved", sample)
+        check_shape("flatten", "x", x, (*x.shape[:1], *sample.shape[1:]))
+        return copied(x, (x.shape[0], math.prod(x.shape[1:]))), state
 
     def backward(params: Any, state: LayerState, dy: Array) -> Any:
-        (shape,) = state.saved
-        return namespace(dy).reshape(dy, (dy.shape[0], *shape.shape[1:])), ()
+        check_state("flatten_backward", state)
+        (sample,) = state.saved
+        check_kind("flatten_backward", "dy", dy, "state.saved", sample)
+        check_shape("flatten_backward", "dy", dy, (*dy.shape[:1], math.prod(sample.shape[1:])))
+        return copied(dy, (dy.shape[0], *sample.shape[1:])), ()
 
     return Layer(init, forward, backward)
 

@@ -55,6 +55,8 @@ def _check_kind(function: str, name: str, array: Array, plan: Any, dtype: str) -
 
 
 def _init(function: str) -> str:
+    if function == "out_spec":
+        return "the init function"
     return f"{function.removesuffix('_backward').removesuffix('_indices')}_init"
 
 

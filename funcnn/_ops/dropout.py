@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from funcnn._arrays import Array, ArraySpec, describe, named
+from funcnn._arrays import Array, ArraySpec, describe, library_of, named
 from funcnn._engines import plan_for
 from funcnn._ops._door import check_array, check_batch, check_bool, check_state, empty, in_layout, to_engine, to_user
 from funcnn._spec import Options, dropout_spec
@@ -153,6 +153,7 @@ def dropout_backward(dy: Array, state: DropoutState) -> Array:
     plan = state.plan
     spec = plan.spec
     batch = check_batch(function, "dy", dy, plan, spec.x_shape, spec.dtype)
+    library_of(function, "state.mask", state.mask)
     if not any(state.mask.shape) and any(dy.shape):
         raise StateError(
             f"{function}: state must come from dropout with train=True, got a state without mask; "

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from funcnn._arrays import Array, ArraySpec, describe, named
+from funcnn._arrays import Array, ArraySpec, describe, library_of, named
 from funcnn._engines import plan_for
 from funcnn._ops._door import (
     check_array,
@@ -361,6 +361,7 @@ def _check_argmax(function: str, state: MaxPoolState, batch: int | None) -> None
     """The argmax must be there, fit the batch, and on NumPy point into the input."""
     spec: MaxPoolSpec = state.plan.spec
     argmax = state.argmax
+    library_of(function, "state.argmax", argmax)
     got = tuple(argmax.shape)
     if not any(got):
         raise StateError(

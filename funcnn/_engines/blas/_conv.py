@@ -210,7 +210,7 @@ class BlasConv(ConvPlan):
         weight = weight.astype(self.sum_dtype, copy=False)
         if order == LAST:
             weight = np.moveaxis(weight, 1, -1)
-        return weight.reshape(spec.groups, spec.outputs // spec.groups, -1)
+        return weight.reshape(spec.groups, spec.outputs // spec.groups, spec.inputs // spec.groups * spec.taps)
 
     def _weight_of(self, rows: Array, order: str) -> Array:
         """The inverse of `_weight_matrix`."""

@@ -11,7 +11,7 @@ from funcnn._engines._protocol import DropoutPlan
 from funcnn._engines.blas._memory import Array
 from funcnn._engines.blas._threads import run_all
 from funcnn._scratch import scratch
-from funcnn._spec import HALF_DTYPES
+from funcnn._spec import COMPLEX_DTYPES, HALF_DTYPES
 
 __all__ = ["BlasDropout"]
 
@@ -39,12 +39,14 @@ class BlasDropout(DropoutPlan):
         y = np.zeros_like(x, self.spec.dtype, subok=False)
         if rate == 1:
             return y
-        wide = "float32" if self.spec.dtype in HALF_DTYPES else self.spec.dtype
-        scale = np.dtype(wide).type(1 / (1 - rate))
-        if wide == self.spec.dtype:
-            np.multiply(x, scale, out=y, where=mask)
+        scale = 1 / (1 - rate)
+        if self.spec.dtype in HALF_DTYPES:
+            np.copyto(y, x.astype(np.float32) * np.float32(scale), where=mask, casting="unsafe")
+        elif self.spec.dtype in COMPLEX_DTYPES:  # part by part: a complex product turns an infinity into NaN
+            for source, target in ((x.real, y.real), (x.imag, y.imag)):
+                np.multiply(source, scale, out=target, where=mask)
         else:
-            np.copyto(y, x.astype(wide) * scale, where=mask, casting="unsafe")
+            np.multiply(x, scale, out=y, where=mask)
         return y
 
     def _draw(self, mask: Array, step: int) -> None:
