@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import array_api_strict
 import numpy as np
 import optree
 import pytest
+from conftest import Backend
 
 import funcnn as fn
 from funcnn import layers as L
@@ -495,6 +497,12 @@ case(
 )
 
 
+def assert_form(error: BaseException) -> None:
+    """`<function>: <argument> <what is required>, got <value>[; <what to do>]`, one string on one line."""
+    assert len(error.args) == 1
+    assert re.fullmatch(r"[A-Za-z_]+: [\w.]+ must [^\n]*, got [^\n]+", str(error)), str(error)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_bad_input(name: str) -> None:
     call, error, pattern = CASES[name]
@@ -502,11 +510,7 @@ def test_bad_input(name: str) -> None:
     with pytest.raises(error, match=pattern) as caught:
         call()
     assert type(caught.value) is error
-    assert len(caught.value.args) == 1
-    assert re.fullmatch(r"[A-Za-z_]+: [\w.]+ (must|with) .*got .*", str(caught.value), flags=re.DOTALL), str(
-        caught.value
-    )
-    assert "\n" not in str(caught.value)
+    assert_form(caught.value)
     for old, new in zip(leaves(before), leaves(EVERYTHING), strict=True):
         np.testing.assert_array_equal(old, new, strict=True)
 
@@ -542,24 +546,53 @@ def test_results_stay_on_the_device() -> None:
     assert {str(r.device) for r in (*results, fn.clear(pool).argmax)} == {str(there)}
 
 
-@pytest.mark.parametrize("engine", ["xp", "blas"])
-def test_backward_three_times_from_one_state(engine: str) -> None:
-    conv = fn.conv_init(X, W, groups=2, engine=engine)
-    y, pool = fn.max_pool(X, fn.max_pool_init(X, 3, stride=1, engine=engine))
-    _, drop = fn.dropout(X, fn.dropout_init(X, 0.5, seed=0, engine=engine))
-    before = copy.deepcopy((pool, drop))
+def calls(asarray: Callable[[Any], Any], engine: str = "auto") -> dict[str, dict[str, Any]]:
+    """Good arguments of every function that takes arrays or states."""
+    x, w, b, wt = map(asarray, (X, W, B, WT))
+    conv = fn.conv_init(x, w, groups=2, engine=engine)
+    y, _ = fn.conv(x, w, b, conv)
+    transposed = fn.conv_transpose_init(x, wt, groups=2, engine=engine)
+    yt, _ = fn.conv_transpose(x, wt, b, transposed)
+    ym, pool = fn.max_pool(x, fn.max_pool_init(x, 2, engine=engine))
+    avg = fn.avg_pool_init(x, 2, engine=engine)
+    ya, _ = fn.avg_pool(x, avg)
+    yd, drop = fn.dropout(x, fn.dropout_init(x, 0.5, seed=0, engine=engine))
+    return {
+        "conv_init": {"x": x, "weight": w, "groups": 2},
+        "conv": {"x": x, "weight": w, "bias": b, "state": conv},
+        "conv_backward": {"dy": y, "x": x, "weight": w, "state": conv},
+        "conv_transpose_init": {"x": x, "weight": wt, "groups": 2},
+        "conv_transpose": {"x": x, "weight": wt, "bias": b, "state": transposed},
+        "conv_transpose_backward": {"dy": yt, "x": x, "weight": wt, "state": transposed},
+        "max_pool_init": {"x": x, "kernel_size": 2},
+        "max_pool": {"x": x, "state": pool},
+        "max_pool_backward": {"dy": ym, "state": pool},
+        "max_pool_indices": {"state": pool},
+        "avg_pool_init": {"x": x, "kernel_size": 2},
+        "avg_pool": {"x": x, "state": avg},
+        "avg_pool_backward": {"dy": ya, "state": avg},
+        "dropout_init": {"x": x, "rate": 0.5, "seed": 0},
+        "dropout": {"x": x, "state": drop},
+        "dropout_backward": {"dy": yd, "state": drop},
+        "out_spec": {"state": conv, "x": x},
+    }
 
-    def backward() -> list[np.ndarray]:
-        return [
-            *fn.conv_backward(Y, X, W, conv), fn.max_pool_backward(y, pool), fn.dropout_backward(X, drop)
-        ]  # fmt: skip
 
-    first = backward()
-    for _ in range(2):
-        for a, b in zip(first, backward(), strict=True):
-            np.testing.assert_array_equal(a, b)
-    for a, b in zip(leaves(before), leaves((pool, drop)), strict=True):
-        np.testing.assert_array_equal(a, b)
+GOOD = calls(np.asarray)
+ARRAYS = [(name, arg) for name, args in GOOD.items() for arg in args if arg in ("x", "weight", "bias", "dy")]
+STATES = [name for name, args in GOOD.items() if "state" in args]
+
+
+@pytest.mark.parametrize("function", [name for name in GOOD if name.endswith("_backward")])
+def test_backward_three_times_from_one_state(function: str, backend: Backend) -> None:
+    good = calls(backend.asarray, backend.engine)[function]
+    before = copy.deepcopy(good)
+    results = [leaves(getattr(fn, function)(**good)) for _ in range(3)]
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            np.testing.assert_array_equal(backend.numpy(a), backend.numpy(b))
+    for a, b in zip(leaves(before), leaves(good), strict=True):
+        np.testing.assert_array_equal(backend.numpy(a), backend.numpy(b))
 
 
 LAYER_ERRORS = {
@@ -608,12 +641,12 @@ LAYER_ERRORS = {
     "activation of integers": (
         lambda: run_relu(X.astype(int)),
         TypeError,
-        "relu: x must have a float or complex dtype",
+        "relu: x must have a float",
     ),
     "backward before forward": (
         lambda: backward_of(L.relu(), train=None),
         fn.StateError,
-        "relu: state must come from forward with train=True",
+        "relu_backward: state must come from forward with train=True",
     ),
     "backward after train=False": (
         lambda: backward_of(L.conv(2, 1), train=False),
@@ -646,4 +679,240 @@ def test_bad_input_of_layers(name: str) -> None:
     call, error, pattern = LAYER_ERRORS[name]
     with pytest.raises(error, match=pattern) as caught:
         call()
-    assert len(caught.value.args) == 1
+    assert_form(caught.value)
+
+
+# ---- every argument of every function --------------------------------------------------------------------------------
+
+
+def refuses(function: str, error: type[Exception], good: dict[str, Any], **bad: Any) -> None:
+    """The call raises exactly this error, in form, that begins with the function and the bad argument."""
+    (argument,) = bad
+    before = copy.deepcopy(good)
+    with pytest.raises(error) as caught:
+        getattr(fn, function)(**{**good, **bad})
+    assert type(caught.value) is error, caught.value
+    assert_form(caught.value)
+    assert str(caught.value).startswith((f"{function}: {argument} ", f"{function}: {argument}.")), caught.value
+    for old, new in zip(leaves(before), leaves(good), strict=True):
+        np.testing.assert_array_equal(np.asarray(old), np.asarray(new), strict=True)
+
+
+@pytest.mark.parametrize(("function", "argument"), ARRAYS)
+def test_what_is_no_array_of_the_library_is_a_type_error(function: str, argument: str) -> None:
+    good = GOOD[function]
+    array = good[argument]
+    not_arrays = [array.tolist(), (1, 2), 1.0, "x", object(), np.ndarray, np.float32(1)]
+    not_arrays += [np.ma.masked_array(array), np.ones((2, 2), np.float32).view(np.matrix)]
+    for bad in not_arrays:
+        refuses(function, TypeError, good, **{argument: bad})
+    if not function.endswith("_init") or argument == "weight":
+        refuses(function, TypeError, good, **{argument: array_api_strict.asarray(array)})
+    if function.endswith("_init"):
+        for dtype in (object, "U8", "M8[s]", [("a", np.float32)]):
+            refuses(function, TypeError, good, **{argument: np.zeros(array.shape, dtype)})
+    if function.endswith("_backward") and argument != "dy":
+        refuses(function, fn.StateError, good, **{argument: None})
+    elif argument != "bias" and function != "out_spec":
+        refuses(function, TypeError, good, **{argument: None})
+
+
+@pytest.mark.parametrize(("function", "argument"), [pair for pair in ARRAYS if not pair[0].endswith("_init")])
+def test_wrong_shape_and_dtype_are_state_errors(function: str, argument: str) -> None:
+    good = GOOD[function]
+    array = good[argument]
+    bad = [array.astype(np.float64), array.astype(np.int32), array.astype(np.complex64), array.astype(object)]
+    bad += [array[None], array[..., :-1], np.zeros((), array.dtype)]
+    if array.ndim > 1:
+        bad += [array[0], array.reshape(-1), np.moveaxis(array, 1, -1)]
+    if argument in ("weight", "bias"):
+        bad.append(array[:1])
+    for value in bad:
+        refuses(function, fn.StateError, good, **{argument: value})
+    if argument in ("x", "dy"):
+        with pytest.raises(fn.StateError, match=r"; add a batch axis by x\[None\]$"):
+            getattr(fn, function)(**{**good, argument: array[0]})
+
+
+@pytest.mark.parametrize(
+    "function", ["conv_backward", "conv_transpose_backward", "max_pool_backward", "dropout_backward"]
+)
+def test_backward_of_another_batch_than_its_forward(function: str) -> None:
+    good = GOOD[function]
+    with pytest.raises(fn.StateError) as caught:
+        getattr(fn, function)(**{**good, "dy": good["dy"][:1]})
+    assert_form(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"), [pair for pair in ARRAYS if pair[0][-4:] != "init" or pair[1] != "x"]
+)
+def test_wrong_device_is_a_state_error(function: str, argument: str) -> None:
+    good = calls(array_api_strict.asarray)[function]
+    there = array_api_strict.asarray(GOOD[function][argument], device=array_api_strict.Device("device1"))
+    refuses(function, fn.StateError, good, **{argument: there})
+
+
+@pytest.mark.parametrize("function", STATES)
+def test_another_state(function: str) -> None:
+    good = GOOD[function]
+    for bad in (None, "state", 1, object(), fn.ConvState, good["state"].plan, (good["state"],)):
+        refuses(function, TypeError, good, state=bad)
+    op = function.removesuffix("_backward").removesuffix("_indices")
+    for other in ("conv", "conv_transpose", "max_pool", "avg_pool", "dropout"):
+        if other != op and function != "out_spec":
+            refuses(function, fn.StateError, good, state=GOOD[other]["state"])
+
+
+@pytest.mark.parametrize("function", ["max_pool_backward", "max_pool_indices", "dropout_backward"])
+def test_a_residual_that_does_not_fit(function: str) -> None:
+    good = GOOD[function]
+    name = "mask" if function == "dropout_backward" else "argmax"
+    residual = getattr(good["state"], name)
+    for error, bad in [
+        (fn.StateError, residual.astype(np.int64)),
+        (fn.StateError, residual[..., 1:]),
+        (fn.StateError, residual[0]),
+        (fn.StateError, residual[:0, :0, :0, :0]),
+        (TypeError, residual.tolist()),
+        (TypeError, None),
+        (TypeError, "a leaf that a pytree library filled in"),
+        (TypeError, array_api_strict.asarray(residual)),
+    ]:
+        refuses(function, error, good, state=dataclasses.replace(good["state"], **{name: bad}))
+
+
+INT_OPTIONS = ("stride", "dilation", "padding", "output_padding", "output_size", "kernel_size", "groups", "seed")
+INITS = ["conv_init", "conv_transpose_init", "max_pool_init", "avg_pool_init", "dropout_init"]
+OPTIONS = [
+    (init, option)
+    for init in INITS
+    for option in inspect.signature(getattr(fn, init)).parameters
+    if option not in ("x", "weight")
+]
+
+
+def bad_values(option: str) -> tuple[list[Any], list[Any]]:
+    """What is a TypeError for an option, and what is a SpecError."""
+    if option in INT_OPTIONS:
+        types = [
+            True,
+            1.0,
+            float("nan"),
+            b"1",
+            np.float32(2),
+            np.bool_(True),
+            {1: 2},
+            {1, 2},
+            1j,
+            np.asarray([1.0, 1.0]),
+        ]
+        values: list[Any] = [-1, -(2**70)]
+        if option in ("groups", "seed"):
+            types += [None, "1", (1, 1), [1]]
+        else:
+            types += [(1, True), (1, 1.0), (1, None), (1, "1")]
+            values += [(1, -1), (1,), (1, 1, 1), ()]
+        if option == "padding":
+            types += [None, ((1, True), (0, 0)), ((0.5, 0), (0, 0)), ((None, 0), 1)]
+            values += ["1", "SAME", ((1, 2), (3,)), ((1, 2, 3), (0, 0)), ((0, -1), (0, 0)), ((1, 1),)]
+        if option not in ("padding", "output_padding", "seed"):
+            values.append(0)
+        return types, values
+    if option in ("flip", "ceil_mode", "count_include_pad"):
+        return [0, 1, None, "True", np.bool_(True), np.asarray(True)], []
+    if option in ("layout", "engine"):
+        return [None, 1, b"auto", ["auto"]], ["NHWC", "", "Auto"]
+    if option == "options":
+        return [None, {}, "strict", fn.Options], []
+    assert option == "rate"
+    return [True, "0.5", None, 1j, [0.5]], [-0.1, 1.1, 2, float("nan"), float("inf"), np.float64(3)]
+
+
+@pytest.mark.parametrize(("function", "option"), OPTIONS)
+def test_every_option_of_every_init(function: str, option: str) -> None:
+    types, values = bad_values(option)
+    for bad in types:
+        refuses(function, TypeError, GOOD[function], **{option: bad})
+    for bad in values:
+        if option == "kernel_size" and isinstance(bad, tuple) and len(bad) != 2:
+            with pytest.raises(fn.SpecError, match=r"x must have .* axes"):  # x may as well be the one at fault
+                getattr(fn, function)(**{**GOOD[function], option: bad})
+        else:
+            refuses(function, fn.SpecError, GOOD[function], **{option: bad})
+
+
+@pytest.mark.parametrize("engine", [name for name, info in fn.engines().items() if not info.available])
+@pytest.mark.parametrize("function", INITS)
+def test_an_engine_that_is_not_there_says_why(function: str, engine: str) -> None:
+    refuses(function, fn.EngineError, GOOD[function], engine=engine)
+
+
+@pytest.mark.parametrize("function", INITS)
+def test_an_init_needs_a_batch_and_a_spatial_axis(function: str) -> None:
+    x = np.asarray(1.0, np.float32) if function == "dropout_init" else X[0, 0]
+    with pytest.raises(fn.SpecError, match=r"; add a batch axis by x\[None\]$") as caught:
+        getattr(fn, function)(**{**GOOD[function], "x": x})
+    assert_form(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "types", "values"),
+    [
+        ("numerics", [None, 1], ["exact", ""]),
+        ("deterministic", [0, None, "True"], []),
+        ("autotune", [1, None], []),
+        ("threads", [True, 1.0, "2", (1,)], [0, -1]),
+        ("workspace_limit", [True, 1.0, "2"], [-1]),
+    ],
+)
+def test_options(name: str, types: list[Any], values: list[Any]) -> None:
+    for error, bad in [*((TypeError, b) for b in types), *((fn.SpecError, b) for b in values)]:
+        with pytest.raises(error, match=rf"Options: {name} must") as caught:
+            fn.Options(**{name: bad})
+        assert_form(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments"),
+    [
+        (TypeError, (3, "float32")),
+        (TypeError, ("12", "float32")),
+        (TypeError, ({1, 2}, "float32")),
+        (TypeError, ((1.0,), "float32")),
+        (TypeError, ((True,), "float32")),
+        (TypeError, ((None,), "float32")),
+        (fn.SpecError, ((1, -1), "float32")),
+        (TypeError, ((1,), None)),
+        (TypeError, ((1,), 3)),
+        (TypeError, ((1,), "float31")),
+        (TypeError, ((1,), object())),
+        (TypeError, ((1,), "float16", array_api_strict)),
+        (TypeError, ((1,), "float32", "numpy")),
+        (TypeError, ((1,), "float32", None)),
+    ],
+)
+def test_array_spec(error: type[Exception], arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(error, match=r"^ArraySpec: (shape|dtype|xp) ") as caught:
+        fn.ArraySpec(*arguments)
+    assert_form(caught.value)
+
+
+@pytest.mark.parametrize(("error", "order"), [(fn.SpecError, "F"), (TypeError, None)])
+def test_order_of_an_array_spec(error: type[Exception], order: Any) -> None:
+    with pytest.raises(
+        error, match=r"^ArraySpec: order must be one of 'channels_first', 'channels_last', got "
+    ) as caught:
+        fn.ArraySpec((1,), "float32", order=order)
+    assert_form(caught.value)
+
+
+@pytest.mark.parametrize(("function", "argument"), [pair for pair in ARRAYS if not pair[0].endswith("_init")])
+def test_advice_names_an_init_that_exists(function: str, argument: str) -> None:
+    array = GOOD[function][argument]
+    for bad in (array.astype(np.float64), array_api_strict.asarray(array)):
+        with pytest.raises((fn.StateError, TypeError)) as caught:
+            getattr(fn, function)(**{**GOOD[function], argument: bad})
+        names = re.findall(r"\w+_init\b", str(caught.value))
+        assert names or function == "out_spec"
+        assert all(hasattr(fn, name) for name in names)

@@ -1,7 +1,11 @@
-"""The example: its first step is the same on NumPy and JAX, and weights survive the file."""
+"""The example: its first step is the same on NumPy and JAX, it learns, and weights survive the file."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +15,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import train_digits
+
+SCRIPT = Path(train_digits.__file__)
 
 
 def first_step(xp: object) -> tuple[float, list[np.ndarray]]:
@@ -47,3 +53,29 @@ def test_the_split_is_stratified_and_whole() -> None:
     data, test = train_digits.load(0)
     assert len(data.x) + len(test.x) == 1797
     assert np.bincount(test.labels).min() >= 43
+
+
+def test_it_learns_and_the_saved_weights_know_as_much(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train_digits.train(np, seed=0, epochs=2)
+    assert "engine 'blas'" in capsys.readouterr().out
+    losses, _, accuracies = np.asarray(run.history).T
+    assert losses[1] < losses[0]
+    _, test = train_digits.load(0)
+    train_digits.save(tmp_path / "w.npz", run.params)
+    again = train_digits.predict(train_digits.restore(tmp_path / "w.npz", run.params, np), run.state, test.x)
+    assert (again == test.labels).mean() == accuracies[-1]
+    assert accuracies[-1] > 0.5
+
+
+# The README's test command installs no matplotlib; .ci/run runs the script after it.
+@pytest.mark.skipif(not importlib.util.find_spec("matplotlib"), reason="matplotlib comes with the extra `examples`")
+def test_the_script_ends_with_its_accuracy_and_draws(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--quick", "--out", str(tmp_path)]
+    root = str(SCRIPT.parent.parent)
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "PYTHONPATH": root}
+    )
+    assert result.returncode == 0, result.stderr
+    assert re.fullmatch(r"test accuracy: 0\.\d{3}", result.stdout.splitlines()[-1])
+    assert (tmp_path / "digits.png").stat().st_size > 10_000
+    assert (tmp_path / "digits.npz").exists()

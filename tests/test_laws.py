@@ -1,13 +1,14 @@
-"""Laws that hold for every spec, over pairs of options: 200 examples of each law on each NumPy engine.
+"""Laws that hold for every spec, over pairs of options: 200 examples of each law, op and NumPy engine.
 
 Faults of convolutions hide in pairs of options (stride with groups, dilation with padding, ceil_mode with counted padding),
-so an example takes two options that are not at their defaults, whatever else is drawn. Arrays are small whole numbers: laws
-hold exactly. A failing example that hypothesis prints belongs into `cases`.
+so an example takes two options that are not at their defaults, whatever else is drawn. Arrays are small whole numbers:
+laws hold exactly. A failing example that hypothesis prints belongs into `cases`.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,21 +27,17 @@ import funcnn as fn
 ENGINES = [b for b in selected_backends() if b in (Backend.NUMPY_XP, Backend.NUMPY_BLAS)]
 each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda b: b.name.lower())
 
-CONV_OPTIONS = (
-    "stride",
-    "padding",
-    "named padding",
-    "dilation",
-    "groups",
-    "multiplier",
-    "flip",
-    "layout",
-    "complex",
-    "batch",
-)
+CONV_OPTIONS = ("stride", "padding", "named padding", "dilation", "groups", "multiplier", "flip", "layout", "complex",
+                "batch")  # fmt: skip
 POOL_OPTIONS = ("stride", "padding", "named padding", "dilation", "ceil_mode", "layout", "batch")
 AVG_OPTIONS = (*POOL_OPTIONS, "count_include_pad", "complex")
 _OPTIONS = {"conv": CONV_OPTIONS, "conv_transpose": CONV_OPTIONS, "max_pool": POOL_OPTIONS, "avg_pool": AVG_OPTIONS}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_scratch() -> None:
+    """Drop what larger tests left: `run` poisons all scratch, thousands of times here."""
+    fn.release_scratch()
 
 
 class Example(NamedTuple):
@@ -62,54 +59,54 @@ class Example(NamedTuple):
 
 
 @st.composite
-def examples(draw: st.DrawFn, op: str, real: bool = False) -> Example:
-    """A case of the op with a pair of options that are not at their defaults."""
-    names = [name for name in _OPTIONS[op] if not (real and name == "complex")]
-    pairs = [set(p) for p in itertools.combinations(names, 2) if set(p) not in ({"padding", "named padding"},)]
-    chosen = draw(st.sampled_from(pairs))
-    rank = draw(st.integers(1, 3 if op not in CONVS else 2 + ("batch" in chosen)))
+def examples(draw: st.DrawFn, op: str, always: str = "", never: str = "") -> Example:
+    """A case of the op with a pair of options that are not at their defaults; `always` one of them, `never` another."""
+    names = [name for name in _OPTIONS[op] if name != never]
+    pairs = [set(p) for p in itertools.combinations(names, 2) if set(p) != {"padding", "named padding"}]
+    chosen = draw(st.sampled_from([pair for pair in pairs if not always or always in pair]))
+    rank = draw(st.integers(1, 3))
 
-    def axes(low: int, high: int) -> tuple[int, ...]:
-        return tuple(draw(st.integers(low, high)) for _ in range(rank))
+    def axes(high: int) -> tuple[int, ...]:
+        return tuple(draw(st.integers(1, high)) for _ in range(rank))
 
-    def per_axis(name: str, low: int, high: int) -> tuple[int, ...]:
-        values = axes(1, high) if name in chosen else (1,) * rank
-        return values
+    def per_axis(name: str, high: int) -> tuple[int, ...]:
+        """Ones, or numbers of which one at least is larger."""
+        if name not in chosen:
+            return (1,) * rank
+        values = axes(high)
+        return values if max(values) > 1 else (*values[1:], 2)
 
-    kernel = axes(1, 3)
-    stride, dilation = per_axis("stride", 1, 4), per_axis("dilation", 1, 3)
+    kernel = axes(3)
+    if "dilation" in chosen and max(kernel) == 1:
+        kernel = (2, *kernel[1:])
+    stride, dilation = per_axis("stride", 4), per_axis("dilation", 3)
     spans = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
-    options: dict[str, Any] = {}
+    # A pool's stride is its kernel unless it is told.
+    options: dict[str, Any] = {"stride": stride if op in CONVS or "stride" in chosen else kernel, "dilation": dilation}
     pads: tuple[tuple[int, int], ...] = ((0, 0),) * rank
     if "padding" in chosen:
         pads = tuple((draw(st.integers(0, 3)), draw(st.integers(0, 3))) for _ in range(rank))
-        options["padding"] = pads
+        options["padding"] = pads = pads if any(map(any, pads)) else (*pads[1:], (0, 1))
     if "named padding" in chosen:
         options["padding"] = draw(st.sampled_from(["same", "same_lower", "full"]))
         pads = ((9, 9),) * rank  # any size is large enough
-    sizes = tuple(
-        draw(st.integers(max(1, s - sum(p)), max(1, s - sum(p)) + 4)) for s, p in zip(spans, pads, strict=True)
-    )
-    # A pool's stride is its kernel unless it is told.
-    options["stride"] = stride if op in CONVS or "stride" in chosen else kernel
-    options["dilation"] = dilation
-    batch = draw(st.integers(0, 3)) if "batch" in chosen else 2
+    least = [max(1, s - sum(p)) for s, p in zip(spans, pads, strict=True)]
+    sizes = tuple(draw(st.integers(size, size + 4)) for size in least)
+    batch = draw(st.sampled_from((3, 1, 0))) if "batch" in chosen else 2
     layout = "channels_last" if "layout" in chosen else "channels_first"
     dtype = "complex128" if "complex" in chosen else "float64"
     seed = draw(st.integers(0, 2**32 - 1))
     if op not in CONVS:
-        for name in ("ceil_mode", "count_include_pad"):
-            if name in chosen:
-                options[name] = name == "ceil_mode"
+        options |= {name: name == "ceil_mode" for name in ("ceil_mode", "count_include_pad") if name in chosen}
         return Example(Case(op, op, (batch, draw(st.integers(1, 3)), *sizes), kernel, options), layout, dtype, seed)
     groups = draw(st.integers(2, 3)) if {"groups", "multiplier"} & chosen else 1
-    near = 1 if "multiplier" in chosen else draw(st.integers(1, 2))  # channels of a group on the side of conv's input
-    far = draw(st.integers(1, 3))
-    options["groups"], options["flip"] = groups, "flip" in chosen
+    # Channels of a group on the side of the convolution's input, and on that of its output.
+    near, far = 1 if "multiplier" in chosen else draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    options |= {"groups": groups, "flip": "flip" in chosen}
     shape = (batch, near * groups, *sizes)
     if op == "conv_transpose":
-        pairs = ref.pads(sizes, kernel, stride, options.get("padding", 0), dilation)
-        shape = (batch, far * groups, *ref.out_sizes(sizes, kernel, stride, pairs, dilation))
+        padding = ref.pads(sizes, kernel, stride, options.get("padding", 0), dilation)
+        shape = (batch, far * groups, *ref.out_sizes(sizes, kernel, stride, padding, dilation))
         options["output_size"] = sizes
     return Example(Case(op, op, shape, (far * groups, near, *kernel), options), layout, dtype, seed)
 
@@ -181,9 +178,8 @@ def test_linear_in_x_and_in_weight(engine: Backend, op: str, data: st.DataObject
 @pytest.mark.parametrize("op", CONVS)
 def test_groups_are_blocks(engine: Backend, op: str, data: st.DataObject) -> None:
     """A grouped op is its groups side by side; also in the backward."""
-    example = data.draw(examples(op))
+    example = data.draw(examples(op, always="groups"))
     case, groups = example.case, example.case.options["groups"]
-    assume(groups > 1)
     arrays = example.inputs()
     results = example.run(engine, arrays)
     axis = {"x": 1, "dy": 1, "weight": 0, "bias": 0}
@@ -233,12 +229,8 @@ def test_conv_transpose_is_dx_of_conv(engine: Backend, example: Example) -> None
     results = example.run(engine, arrays)
     options = {**case.options, "output_size": case.x[2:]}
     back = Case("back", "conv_transpose", results["y"].shape, case.weight, options)
-    mine = {
-        "x": arrays["dy"],
-        "weight": arrays["weight"].conj(),
-        "bias": np.zeros(case.x[1], example.dtype),
-        "dy": arrays["x"],
-    }
+    mine = {"x": arrays["dy"], "weight": arrays["weight"].conj(), "dy": arrays["x"]}
+    mine["bias"] = np.zeros(case.x[1], example.dtype)
     assert_array_equal(example._replace(case=back).run(engine, mine)["y"], results["dx"])
 
 
@@ -286,13 +278,11 @@ def test_argmax_points_at_y(engine: Backend, example: Example) -> None:
     arrays = example.inputs()
     results = example.run(engine, arrays)
     y, x = results["y"], arrays["x"]
-    planes = x.reshape(*x.shape[:2], -1)
-    picked = np.take_along_axis(planes, results["plane"].reshape(*y.shape[:2], -1), axis=2)
+    planes = x.reshape(*x.shape[:2], math.prod(x.shape[2:]))
+    picked = np.take_along_axis(planes, results["plane"].reshape(*y.shape[:2], math.prod(y.shape[2:])), axis=2)
     assert_array_equal(picked.reshape(y.shape), y)
     assert_array_equal(x.reshape(-1)[results["tensor"]], y)
     assert not results["argmax"].size or results["argmax"].max() < case.taps
-    if x.size:
-        assert y.max() == x.max() or not case.options["stride"] == (1,) * len(case.kernel)
     counted = example.run(engine, {**arrays, "x": x - 10})  # padding must not win over negative cells
     assert_array_equal(counted["y"], y - 10)
     assert_array_equal(counted["argmax"], results["argmax"])
@@ -321,7 +311,7 @@ def test_gradients_are_differences(engine: Backend, op: str, data: st.DataObject
 
     Cells are distinct and a multiple of 1 apart, the step is 1/4, so that no winner changes.
     """
-    example = data.draw(examples(op, real=True))
+    example = data.draw(examples(op, never="complex"))
     assume(op != "max_pool" or not has_empty_window(example.case))
     case = example.case
     case = Case(op, op, (1, *case.x[1:]), case.weight, case.options)
@@ -331,11 +321,9 @@ def test_gradients_are_differences(engine: Backend, op: str, data: st.DataObject
     step = np.eye(cells).reshape(cells, *case.x[1:]) * divisible(case) / 4
     many = Case(op, op, step.shape, case.weight, case.options)
     dy = np.broadcast_to(arrays["dy"], (cells, *arrays["dy"].shape[1:]))
-    ups, downs = (
-        example._replace(case=many).run(engine, {**arrays, "x": arrays["x"] + sign * step, "dy": dy})["y"]
-        for sign in (1, -1)
-    )
-    differences = ((ups - downs) * dy).sum(axis=tuple(range(1, dy.ndim))) * 2 / divisible(case)
+    batch = example._replace(case=many)
+    up, down = (batch.run(engine, {**arrays, "x": arrays["x"] + s, "dy": dy})["y"] for s in (step, -step))
+    differences = ((up - down) * dy).sum(axis=tuple(range(1, dy.ndim))) * 2 / divisible(case)
     dx = example._replace(case=case).run(engine, arrays)["dx"]
     assert_array_equal(dx.reshape(-1), differences)
 

@@ -300,3 +300,122 @@ def test_a_training_step_under_jit_is_traced_once() -> None:
         losses.append(float(loss))
     assert traces == 1
     assert losses[-1] < losses[0]
+
+
+# ---- what comes in at the door -----------------------------------------------------------------------------------------
+
+F32 = draw(IMAGE, "float32")
+
+
+def trained(layer: Any, x: Any) -> tuple[Any, Any, Any]:
+    params, state, _ = layer.init(0, x)
+    y, state = layer.forward(params, state, x)
+    return params, state, y
+
+
+# A dy that broadcasts, has another dtype or comes from another library gave a wrong gradient without a word.
+# (A serial of nothing has no layer that could know the shape of y.)
+@pytest.mark.parametrize("name", [name for name in LAYERS if name != "serial of nothing"])
+def test_dy_must_be_like_y(name: str) -> None:
+    layer, shape = LAYERS[name]
+    params, state, y = trained(layer, draw(shape, "float32"))
+    wrong = "channels" if "concat" in name else "shape"
+    with pytest.raises(fn.StateError, match=rf"^\w+_backward: dy must have .*{wrong} .*, got "):
+        layer.backward(params, state, y[:, :1, ...] if "last" not in name else y[..., :1])
+    with pytest.raises(fn.StateError, match=r"^\w+_backward: dy must have .*dtype float32.*, got float64"):
+        layer.backward(params, state, y.astype(np.float64))
+    with pytest.raises(TypeError, match=r"^\w+_backward: dy must be an array of numpy .*, got jax"):
+        layer.backward(params, state, jnp.asarray(y))
+    with pytest.raises(TypeError, match=r"^\w+: state must be a LayerState .*, got tuple"):
+        layer.forward(params, (), F32)
+
+
+@pytest.mark.parametrize("name", ["relu", "softmax", "flatten", "linear", "conv", "global_avg_pool", "dropout"])
+def test_x_must_be_what_init_was_given(name: str) -> None:
+    layer, params, state, x = started(name, "float32")
+    with pytest.raises(
+        fn.StateError, match=rf"^{name.removeprefix('global_')}: x must have .*dtype float32.*, got float64"
+    ):
+        layer.forward(params, state, x.astype(np.float64))
+    with pytest.raises(TypeError, match=r"x must be an array of numpy .*, got jax"):
+        layer.forward(params, state, jnp.asarray(x))
+    with pytest.raises(fn.StateError, match="x must have"):
+        layer.forward(params, state, x[0])
+    with pytest.raises(TypeError, match="train must be True or False, got 1"):
+        layer.forward(params, state, x, train=1)
+
+
+LINEAR_PARAMS = L.linear(4).init(0, draw(FLAT, "float32"))[0]
+
+BAD_CALLS = {
+    "complex activation": (
+        lambda: L.gelu().init(0, F32.astype(np.complex64)), TypeError, "gelu: x must have a float dtype, got complex64",
+    ),
+    "complex loss": (
+        lambda: L.mean_squared_error(F32.astype(np.complex64), F32.astype(np.complex64)), TypeError,
+        "mean_squared_error: y must have a float dtype, got complex64",
+    ),
+    "logits of integers": (
+        lambda: L.softmax_cross_entropy(np.ones((2, 3), int), np.ones(2, int)), TypeError,
+        "softmax_cross_entropy: logits must have a float dtype, got int64",
+    ),
+    "conv of integers": (
+        lambda: L.conv(2, 1).init(0, F32.astype(int)), TypeError, "conv: x must have a float or complex dtype, got int64",
+    ),
+    "negative seed": (lambda: L.conv(2, 1).init(-1, F32), fn.SpecError, "init: seed must be at least 0, got -1"),
+    "slope": (lambda: L.leaky_relu("steep"), TypeError, "leaky_relu: slope must be a float, got 'steep'"),
+    "no such axis": (lambda: L.softmax(4).init(0, F32), fn.SpecError, r"softmax: axis must lie in -4 \.\. 3 .*, got 4"),
+    "empty axis": (lambda: L.softmax().init(0, F32[..., :0]), fn.SpecError, "softmax: x must have at least one element"),
+    "axis of text": (lambda: L.softmax("channels"), TypeError, "softmax: axis must be an int, got 'channels'"),
+    "flatten one axis": (lambda: L.flatten().init(0, np.ones(3)), fn.SpecError, "flatten: x must have a batch axis"),
+    "params of another net": (
+        lambda: L.serial(L.relu(), L.relu()).forward(((),), L.serial(L.relu(), L.relu()).init(0, F32)[1], F32),
+        fn.StateError, "serial: params must have 2 items, one for each layer, got 1",
+    ),
+    "params that are no tuple": (
+        lambda: L.serial().forward({}, L.serial().init(0, F32)[1], F32), TypeError, "serial: params must be a tuple",
+    ),
+    "no bias": (
+        lambda: L.linear(4).forward({"weight": LINEAR_PARAMS["weight"]}, L.linear(4).init(0, draw(FLAT, "float32"))[1], F32),
+        fn.StateError, r"linear: params must be a dict with weight and bias, got \['weight'\]",
+    ),
+    "bias that would broadcast": (
+        lambda: L.linear(4).forward(
+            {**LINEAR_PARAMS, "bias": np.zeros(1, np.float32)}, L.linear(4).init(0, draw(FLAT, "float32"))[1],
+            draw(FLAT, "float32"),
+        ),
+        fn.StateError, r"linear: bias must have shape \(4,\), got \(1,\)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_bad_calls(name: str) -> None:
+    call, error, pattern = BAD_CALLS[name]
+    with pytest.raises(error, match=f"^{pattern}") as caught:
+        call()
+    assert len(caught.value.args) == 1
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_results_share_no_memory_with_inputs_and_are_native(name: str) -> None:
+    layer, params, state, x = started(name, "float32")
+    x = x.astype(">f4")
+    x.flags.writeable = False
+    y, state = layer.forward(params, state, x)
+    dy = np.array(y)
+    dx, grads = layer.backward(params, state, dy)
+    assert not np.shares_memory(y, x)
+    assert not np.shares_memory(dx, dy)
+    for result in optree.tree_leaves((y, dx, grads)):
+        assert result.dtype == np.float32
+        assert result.dtype.isnative
+
+
+def test_branches_of_half_floats_are_rounded_once() -> None:
+    x = np.full((1, 1), 1, np.float16)
+    scale = {"weight": np.full((1, 1), 2.0**-11, np.float16)}  # half of the last bit of 1
+    net = L.parallel(L.serial(), L.linear(1, bias=False), L.linear(1, bias=False))
+    _, state, _ = net.init(0, x)
+    y, _ = net.forward(((), scale, scale), state, x)
+    assert float(y[0, 0]) == 1 + 2.0**-10

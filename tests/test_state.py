@@ -5,12 +5,15 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import gc
 import pickle
 import subprocess
 import sys
 import threading
+import weakref
 from typing import Any
 
+import array_api_strict
 import jax  # before the first init, so that it registers the states
 import jax.numpy as jnp
 import numpy as np
@@ -120,7 +123,7 @@ COUNT = {
 
 
 @pytest.mark.parametrize("library", ["optree", "jax", pytest.param("torch", id="torch")])
-@pytest.mark.parametrize("order", ["before", "between", "after", "unpickled"])
+@pytest.mark.parametrize("order", ["before", "between", "after", "next init", "unpickled"])
 def test_registration_in_every_import_order(library: str, order: str) -> None:
     if library == "torch":
         need(Backend.TORCH)
@@ -129,6 +132,7 @@ def test_registration_in_every_import_order(library: str, order: str) -> None:
         "before": f"import {library}; {FRESH}; {check}",
         "between": f"import numpy as np, funcnn as fn, {library}; {FRESH}; {check}",
         "after": f"{FRESH}; import {library}; fn.register_pytrees(); fn.register_pytrees(); {check}",
+        "next init": f"{FRESH}; import {library}; fn.avg_pool_init(np.ones((1, 1, 4)), 2); {check}",
         "unpickled": f"import {library}, pickle; s = pickle.loads({pickle.dumps(states()['max_pool'])!r}); {check}",
     }[order]
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -217,6 +221,96 @@ def test_scan_and_cond_carry_a_cleared_state() -> None:
     assert int(branch[1].step) == 1
 
 
+JX, JW = jnp.asarray(X), jnp.asarray(WEIGHT)
+
+
+def there_and_back(op: str, x: Any, state: Any) -> tuple[Any, Any]:
+    """(y, gradients) of a forward and the backward of y, and the state between them."""
+    second = {"conv": (JW,), "conv_transpose": (JW[:3, ...],)}.get(op, ())
+    none = (None,) if second else ()
+    y, state = getattr(fn, op)(x, *second, *none, state)
+    return (y, getattr(fn, f"{op}_backward")(y, *((x,) if second else ()), *second, state)), state
+
+
+def assert_trees_close(a: Any, b: Any) -> None:
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_jit_of_there_and_back_traces_once(op: str) -> None:
+    traces = 0
+
+    @jax.jit
+    def jitted(x: Any, state: Any) -> Any:
+        nonlocal traces
+        traces += 1
+        results, state = there_and_back(op, x, state)
+        assert fn.out_spec(state, x).shape == results[0].shape
+        return results, fn.clear(state)
+
+    first = state = states(JX, JW)[op]
+    for _ in range(3):
+        _, state = jitted(JX, state)
+    jitted(JX, states(JX[:1], JW)[op])
+    jitted(JX, copy.deepcopy(state))
+    jitted(JX, pickle.loads(pickle.dumps(state)))
+    results, _ = jitted(JX, first)
+    assert traces == 1
+    assert_trees_close(results, there_and_back(op, JX, first)[0])
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_vmap_of_there_and_back(op: str) -> None:
+    xs, state = jnp.stack([JX, -JX, JX + 1]), states(JX, JW)[op]
+    results, many = jax.vmap(lambda x, s: there_and_back(op, x, s), in_axes=(0, None))(xs, state)
+    for i, x in enumerate(xs):
+        wanted, used_state = there_and_back(op, x, state)
+        assert_trees_close(jax.tree.map(lambda leaf, i=i: leaf[i], results), wanted)
+        assert_trees_close(jax.tree.map(lambda leaf, i=i: leaf[i], many), used_state)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_grad_agrees_with_backward(op: str) -> None:
+    state = states(JX, JW)[op]
+
+    def half_square(x: Any, state: Any) -> Any:
+        return jnp.sum(there_and_back(op, x, state)[0][0] ** 2) / 2
+
+    dx = there_and_back(op, JX, state)[0][1]
+    np.testing.assert_allclose(
+        jax.jit(jax.grad(half_square))(JX, state), dx[0] if isinstance(dx, tuple) else dx, rtol=1e-5, atol=1e-3
+    )
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_scan_and_cond_trace_once(op: str) -> None:
+    traces = 0
+
+    def body(state: Any, x: Any) -> Any:
+        nonlocal traces
+        traces += 1
+        results, state = there_and_back(op, x, state)
+        return fn.clear(state), results
+
+    @jax.jit
+    def run(go: Any, state: Any, xs: Any) -> Any:
+        state, results = jax.lax.scan(body, state, xs)
+        return jax.lax.cond(go, lambda s: body(s, xs[0])[0], lambda s: s, state), results
+
+    xs = jnp.stack([JX, -JX])
+    start = states(JX, JW)[op]
+    state, results = run(True, start, xs)
+    before = traces
+    run(False, run(True, state, xs)[0], xs)
+    run(True, states(JX[:1], JW)[op], xs)
+    assert traces == before
+    for i, x in enumerate(xs):
+        wanted, start = there_and_back(op, x, start)
+        assert_trees_close(jax.tree.map(lambda leaf, i=i: leaf[i], results), wanted)
+
+
 # ---- values ----------------------------------------------------------------------------------------------------------
 
 
@@ -234,6 +328,44 @@ def test_clear_drops_residuals_and_keeps_the_step() -> None:
     assert int(drop.step) == 1
     assert tree["net"][0].argmax.size > 0
     np.testing.assert_array_equal(fn.dropout(X, drop)[0], fn.dropout(X, tree["net"][1][0])[0])
+
+
+def test_clear_keeps_every_kind_of_container() -> None:
+    state = used()["max_pool"]
+    tree = collections.defaultdict(list, a=[state], b=(state, {"c": collections.OrderedDict(d=state)}))
+    cleared = fn.clear(tree)
+    assert type(cleared) is collections.defaultdict
+    assert cleared.default_factory is list
+    assert type(cleared["b"][1]["c"]) is collections.OrderedDict
+    assert optree.tree_structure(cleared, namespace="funcnn") == optree.tree_structure(tree, namespace="funcnn")
+    assert {leaf.size for leaf in optree.tree_leaves(cleared, namespace="funcnn")} == {0}
+    assert tree["a"][0] is state
+    for other in (None, 7, "text", X):
+        assert fn.clear(other) is other
+
+
+def test_clear_frees_memory() -> None:
+    states = [used()["max_pool"], used()["dropout"]]
+    kept = [weakref.ref(states[0].argmax), weakref.ref(states[1].mask)]
+    assert all(ref() is not None for ref in kept)
+    states = fn.clear(states)
+    gc.collect()
+    assert [ref() for ref in kept] == [None, None]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_states_of_every_library_copy_and_print(op: str, backend: Backend) -> None:
+    x, weight = backend.asarray(X), backend.asarray(WEIGHT)
+    second = {"conv": (weight, None), "conv_transpose": (weight[:3, ...], None)}.get(op, ())
+    _, state = getattr(fn, op)(x, *second, states(x, weight, engine=backend.engine)[op])
+    size = sum(backend.numpy(getattr(state, name)).nbytes for name in state.leaves)
+    assert f"residuals {size:,} B)" in repr(state)
+    for again in (pickle.loads(pickle.dumps(state)), copy.deepcopy(state)):
+        assert again.plan is state.plan
+        assert repr(again) == repr(state)
+        for name in state.leaves:
+            assert type(getattr(again, name)) is type(getattr(state, name))
+            np.testing.assert_array_equal(backend.numpy(getattr(again, name)), backend.numpy(getattr(state, name)))
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -335,6 +467,13 @@ def test_equal_inits_share_one_plan_and_different_ones_do_not() -> None:
     assert len(plans) == 1 + len(others)
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_auto_and_the_engine_by_name_share_one_plan(op: str) -> None:
+    auto = states()[op].plan
+    assert states(engine=auto.engine)[op].plan is auto
+    assert states(options=fn.Options())[op].plan is auto
+
+
 def test_interned_plans_are_bounded() -> None:
     for size in range(3, 3 + _engines._MAX_PLANS + 20):
         fn.max_pool_init(fn.ArraySpec((1, 1, size), "float32"), 2)
@@ -388,7 +527,7 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
                 y,
                 fn.max_pool_backward(y, pool),
                 fn.dropout(x, drop)[0],
-            ]  # fmt: skip
+            ]
         )
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
@@ -443,3 +582,35 @@ def test_array_specs_are_values() -> None:
     assert a.ndim == 2
     assert a.dtype == np.float32
     assert "\n" not in repr(a)
+
+
+def test_array_specs_take_dtypes_in_every_form(backend: Backend) -> None:
+    wanted = fn.ArraySpec((1,), "float32", backend.xp)
+    assert wanted.dtype == backend.asarray(X).dtype
+    assert fn.ArraySpec((1,), backend.xp.float32, backend.xp) == wanted
+    assert fn.ArraySpec((np.int64(1),), backend.asarray(X).dtype, backend.xp) == wanted
+    assert wanted.xp.float32 == backend.xp.float32
+
+
+def test_array_specs_copy_and_pickle(backend: Backend) -> None:
+    spec = fn.ArraySpec((2, 0, 3), "float32", backend.xp, order="channels_last")
+    for again in (copy.copy(spec), copy.deepcopy(spec), pickle.loads(pickle.dumps(spec))):
+        assert again == spec
+        assert again.xp is spec.xp
+        assert hash(again) == hash(spec)
+
+
+def test_array_specs_tell_libraries_and_devices_apart() -> None:
+    here, there = (array_api_strict.Device(name) for name in ("CPU_DEVICE", "device1"))
+    specs = [
+        fn.ArraySpec((1,), "float32"),
+        fn.ArraySpec((1,), "float32", array_api_strict),
+        fn.ArraySpec((1,), "float32", array_api_strict, device=here),
+        fn.ArraySpec((1,), "float32", array_api_strict, device=there),
+        fn.ArraySpec((1, 1), "float32"),
+    ]
+    assert len(set(specs)) == len(specs)
+    assert specs[0] != "ArraySpec((1,), float32, numpy)"
+    assert repr(specs[0]) == "ArraySpec((1,), float32, numpy)"
+    assert "device1" in repr(specs[3])
+    assert "device1" in repr(fn.out_spec(fn.dropout_init(specs[3], 0.5, seed=0)))

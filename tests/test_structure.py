@@ -45,6 +45,7 @@ def group(module: str) -> str:
 def imports(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
+        assert not isinstance(node, ast.ImportFrom) or node.level == 0, f"{path}: imports are absolute"
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "funcnn":
             whole = [f"{node.module}.{alias.name}" for alias in node.names]
             is_module = [(PACKAGE.parent / name.replace(".", "/")).with_suffix(".py").exists() for name in whole]
@@ -122,6 +123,21 @@ def test_public_functions_are_documented(name: str) -> None:
         assert "Parameters\n----------\n" in text
         for parameter in parameters:
             assert parameter in text, parameter
+
+
+CANNOT_FAIL = {"clear", "engines", "register_pytrees", "release_scratch"}
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if not name.startswith("layers.")])
+def test_public_functions_name_their_errors(name: str) -> None:
+    text = inspect.getdoc(FUNCTIONS[name]) or ""
+    assert ("Raises\n------\n" in text) == (name not in CANNOT_FAIL)
+
+
+def test_warnings_are_errors_and_markers_strict(pytestconfig: pytest.Config) -> None:
+    assert pytestconfig.getini("filterwarnings") == ["error"]
+    assert pytestconfig.getini("xfail_strict")
+    assert pytestconfig.option.doctestmodules
 
 
 def test_every_engine_has_the_signatures_of_the_protocol() -> None:

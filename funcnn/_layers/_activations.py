@@ -47,7 +47,7 @@ def _activation(
         check_forward(name, state, train)
         library, xp, a = wide(name, "x", x)
         (saved,) = state.saved
-        check_kind(name, "x", x, "state.saved", saved)
+        check_kind(name, "x", x, "the state", saved)
         if x.ndim != saved.ndim:
             raise StateError(f"{name}: x must have {saved.ndim} axes as the state was made for, got {x.ndim}")
         y = rounded(library, value(xp, a), x)

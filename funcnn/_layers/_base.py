@@ -129,7 +129,10 @@ def check_shape(function: str, name: str, array: Array, shape: tuple[int, ...]) 
 def check_like(function: str, name: str, array: Array, other_name: str, other: Array) -> None:
     """Two arrays must have one library, dtype, device and shape."""
     check_kind(function, name, array, other_name, other)
-    check_shape(function, name, array, tuple(other.shape))
+    if tuple(array.shape) != tuple(other.shape):
+        raise StateError(
+            f"{function}: {name} must have the shape {tuple(other.shape)} of {other_name}, got {tuple(array.shape)}"
+        )
 
 
 def filled(function: str, state: LayerState) -> tuple[Any, ...]:
@@ -155,11 +158,14 @@ def unsaved(x: ArraySpec, *ndims: int) -> tuple[Any, ...]:
 
 
 def wide(function: str, name: str, x: Array, *, real: bool = True) -> tuple[Library, Any, Array]:
-    """Library, namespace and x in the dtype to compute in: float32 for half floats, which round once at the end."""
+    """Library, namespace and x in the dtype to compute in: float32 for half floats, which round once at the end.
+
+    In native byte order: NumPy's clip refuses another one.
+    """
     library = library_of(function, name, x)
     xp: Any = library.xp
     dtype = float_name(function, name, x, real)
-    return library, xp, xp.astype(x, library.dtype("float32"), copy=False) if dtype in HALF_DTYPES else x
+    return library, xp, xp.astype(x, library.dtype("float32" if dtype in HALF_DTYPES else dtype), copy=False)
 
 
 def rounded(library: Library, y: Array, x: Array) -> Array:

@@ -501,14 +501,14 @@ def flatten() -> Layer:
     def forward(params: Any, state: LayerState, x: Array, train: bool = True) -> Any:
         check_forward("flatten", state, train)
         (sample,) = state.saved
-        check_kind("flatten", "x", x, "state.saved", sample)
+        check_kind("flatten", "x", x, "the state", sample)
         check_shape("flatten", "x", x, (*x.shape[:1], *sample.shape[1:]))
         return copied(x, (x.shape[0], math.prod(x.shape[1:]))), state
 
     def backward(params: Any, state: LayerState, dy: Array) -> Any:
         check_state("flatten_backward", state)
         (sample,) = state.saved
-        check_kind("flatten_backward", "dy", dy, "state.saved", sample)
+        check_kind("flatten_backward", "dy", dy, "the state", sample)
         check_shape("flatten_backward", "dy", dy, (*dy.shape[:1], math.prod(sample.shape[1:])))
         return copied(dy, (dy.shape[0], *sample.shape[1:])), ()
 
