@@ -135,8 +135,7 @@ def draw(path: Path, run: Run, test: Data, seed: int) -> None:
 
     losses, train_accuracy, test_accuracy = np.asarray(run.history).T
     epochs = np.arange(1, len(losses) + 1)
-    figure = plt.figure(figsize=(14, 9.4), layout="constrained")
-    figure.suptitle(f"funcnn on scikit-learn's digits, seed {seed}")
+    figure = plt.figure(figsize=(14, 9), layout="constrained")
     top, bottom = figure.subfigures(2, 1, height_ratios=(1.25, 1))
     curves, accuracy, confusion = top.subplots(1, 3)
     curves.plot(epochs, losses, color="tab:red")
@@ -144,8 +143,12 @@ def draw(path: Path, run: Run, test: Data, seed: int) -> None:
     accuracy.plot(epochs, train_accuracy, label="training (shifted, with dropout)", color="tab:gray")
     accuracy.plot(epochs, test_accuracy, label="held-out quarter", color="tab:blue")
     lowest = min(0.85, test_accuracy[-1] - 0.1)  # the first epochs would flatten the rest
-    accuracy.set(title=f"accuracy: {test_accuracy[-1]:.3f} held out", xlabel="epoch", ylim=(lowest, 1.003))
+    accuracy.set(
+        title=f"accuracy of seed {seed}: {test_accuracy[-1]:.3f} held out", xlabel="epoch", ylim=(lowest, 1.003)
+    )
     accuracy.legend(loc="lower right")
+    for axes in (curves, accuracy):
+        axes.xaxis.get_major_locator().set_params(integer=True)
     matrix = confusion_matrix(test.labels, run.predicted, labels=range(10))
     confusion.imshow(np.sqrt(matrix), cmap="Blues")  # the square root lets single mistakes show beside the diagonal
     for (i, j), count in np.ndenumerate(matrix):

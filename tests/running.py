@@ -20,6 +20,12 @@ COMPLEX = ("complex64", "complex128")
 SPATIAL = ("x", "y", "dx", "dy", "argmax", "plane", "tensor")  # what a layout moves
 
 
+def spare_jax(backend: Backend, needless: bool) -> None:
+    """Skip what JAX, which compiles for a fifth of a second for each case, need not repeat."""
+    if backend is Backend.JAX and needless:
+        pytest.skip("JAX compiles for each case: here some of them are enough")
+
+
 def to_layout(name: str, array: Any, layout: str) -> Any:
     """A channels-first NumPy array as the layout has it, contiguous."""
     if layout == "channels_last" and name in SPATIAL and array.ndim > 1:

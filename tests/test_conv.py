@@ -19,6 +19,7 @@ from running import (
     assert_close,
     assert_results,
     run,
+    spare_jax,
     start,
 )
 
@@ -30,14 +31,14 @@ BOTH = [*MIXED_CONV, *MIXED_TRANSPOSE]
 @pytest.mark.parametrize("case", CONV, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_whole_numbers_are_exact(backend: Backend, case: Case, layout: str) -> None:
-    if backend is Backend.JAX and layout == "channels_last" and case not in CONV[::5]:
-        pytest.skip("JAX compiles for each case: a fifth of them in the second layout")
+    spare_jax(backend, layout == "channels_last" and case not in CONV[::6])
     arrays, wanted = exact(case)
     assert_results(backend, run(case, backend, arrays, layout), wanted, layout)
 
 
 @pytest.mark.parametrize("case", BOTH, ids=str)
 def test_without_jit(backend: Backend, case: Case) -> None:
+    spare_jax(backend, case not in (MIXED_CONV[0], MIXED_TRANSPOSE[0]))
     arrays, wanted = exact(case)
     assert_results(backend, run(case, backend, arrays, jit=False), wanted)
 
@@ -57,6 +58,7 @@ def test_no_bias_is_a_zero_bias(backend: Backend) -> None:
 @pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX])
 @pytest.mark.parametrize("case", [*BOTH, conv("many terms", (1, 40, 12, 11), (3, 40, 5, 4))], ids=str)
 def test_floats_stay_within_the_computed_bound(backend: Backend, case: Case, dtype: str) -> None:
+    spare_jax(backend, case in BOTH[1:])
     assert_close(backend, case, dtype, LAYOUTS[len(dtype) % 2])
 
 
@@ -75,6 +77,7 @@ def test_half_floats_do_not_overflow_inside_the_sum(backend: Backend) -> None:
 
 @pytest.mark.parametrize("case", BOTH, ids=str)
 def test_complex_x_with_a_real_weight_has_a_real_dweight(backend: Backend, case: Case) -> None:
+    spare_jax(backend, case not in (MIXED_CONV[0], MIXED_TRANSPOSE[0]))
     complex_, real = ("complex64", "float32") if backend is Backend.JAX else ("complex128", "float64")
     arrays = inputs(case, dtype=complex_, weight_dtype=real)
     wanted = expected(case, arrays)
@@ -85,6 +88,7 @@ def test_complex_x_with_a_real_weight_has_a_real_dweight(backend: Backend, case:
 @pytest.mark.parametrize("case", BOTH, ids=str)
 def test_complex_gradients_are_adjoints(backend: Backend, case: Case) -> None:
     """Whole complex numbers, exactly: conjugates of weight and x in the backward, none in the forward."""
+    spare_jax(backend, case not in (MIXED_CONV[0], MIXED_TRANSPOSE[0]))
     dtype = "complex64" if backend is Backend.JAX else "complex128"
     arrays = inputs(case, dtype=dtype)
     wanted = expected(case, arrays)
@@ -111,6 +115,7 @@ def test_integers_are_exact_over_their_whole_range(backend: Backend, case: Case,
     """8-bit inputs in int32, 16- and 32-bit ones in int64; int64 wraps. JAX: int32 at most, which wraps."""
     if not backend.has_dtype(dtype):
         pytest.skip(f"{backend.module} has no {dtype}")
+    spare_jax(backend, case is not MIXED_CONV[0])
     y_dtype = "int32" if backend is Backend.JAX else INTEGERS[dtype]
     arrays = inputs(case, dtype=dtype, make=extremes)
     bias = extremes(np.random.default_rng(2), (case.outputs,), "int16", 1)
@@ -202,8 +207,7 @@ def test_nan_and_infinities_stay_where_the_loops_have_them(
     backend: Backend, case: Case, name: str, value: float
 ) -> None:
     """In the outputs whose window holds the cell, and no other; dx and a transposed y have only terms that exist."""
-    if backend is Backend.JAX and (case is not MIXED_CONV[0] and name != "weight"):
-        pytest.skip("JAX compiles for each case")
+    spare_jax(backend, case is not MIXED_CONV[0] and name != "weight")
     arrays = spoilt(case, name, value)
     assert_results(backend, run(case, backend, arrays), expected(case, arrays))
 

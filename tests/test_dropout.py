@@ -11,7 +11,7 @@ import pytest
 import reference as ref
 from conftest import Backend, eps, need
 from numpy.testing import assert_array_equal
-from running import COMPLEX, FLOATS, LAYOUTS, assert_array, to_layout
+from running import COMPLEX, FLOATS, LAYOUTS, assert_array, spare_jax, to_layout
 
 import funcnn as fn
 
@@ -38,6 +38,7 @@ def mask_of(backend: Backend, shape: tuple[int, ...], rate: float, seed: int, st
 def test_mask_is_the_oracles_bit_for_bit(backend: Backend, shape: tuple[int, ...], layout: str) -> None:
     """A function of (seed, step, row, index in the channels-first row): not of layout, library or engine."""
     x = backend.asarray(to_layout("x", np.ones(shape), layout), "float32")
+    spare_jax(backend, len(shape) not in (1, 4))
     chosen = list(zip(SEEDS, (0.5, 0.1, 0.9, 0.3, 0.999, 0.5), (0, 1, 7, 2**31 - 1, -1, -(2**31)), strict=True))
     for seed, rate, step in chosen[:2] if backend is Backend.JAX else chosen:
         _, state = drop(backend, x, rate, seed, step, layout=layout)
@@ -65,7 +66,7 @@ def test_mask_under_jit() -> None:
 
 def test_first_rows_do_not_depend_on_the_batch(backend: Backend) -> None:
     whole = backend.numpy(mask_of(backend, (7, 3, 5), 0.5, 4))
-    for n in (0, 1, 4):
+    for n in (4,) if backend is Backend.JAX else (0, 1, 4):
         assert_array(backend, mask_of(backend, (n, 3, 5), 0.5, 4), whole[:n], "bool")
 
 

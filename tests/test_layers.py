@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from typing import Any
 
 import jax
@@ -395,6 +396,7 @@ def test_bad_calls(name: str) -> None:
     with pytest.raises(error, match=f"^{pattern}") as caught:
         call()
     assert len(caught.value.args) == 1
+    assert re.fullmatch(r"\w+: [\w.]+ must [^\n]*, got [^\n]+", str(caught.value))
 
 
 @pytest.mark.parametrize("name", LAYERS)

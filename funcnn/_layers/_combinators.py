@@ -36,7 +36,9 @@ def _parts(function: str, layers: tuple[Layer, ...], params: Any, state: LayerSt
     check_state(function, state)
     for name, value in (("params", params), ("state.op", state.op)):
         if not isinstance(value, (tuple, list)):
-            raise TypeError(f"{function}: {name} must be a tuple with one item for each layer, got {value!r}")
+            raise TypeError(
+                f"{function}: {name} must be a tuple with one item for each layer, got {type(value).__name__}"
+            )
         if len(value) != len(layers):
             raise StateError(f"{function}: {name} must have {len(layers)} items, one for each layer, got {len(value)}")
     return list(zip(layers, params, state.op, strict=True))

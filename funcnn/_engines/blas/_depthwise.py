@@ -154,20 +154,36 @@ class _Pass:
         )
 
 
-def _kernel(plan: Any, weight: Array) -> Array:
-    """weight as (C, m, *k), not flipped."""
+def _kernel(plan: Any, weight: Array, rank: int) -> Array:
+    """weight as (C, m, *k), not flipped, with a tap axis of 1 for each of `rank` axes that it lacks."""
     spec = plan.spec
     weight = weight.astype(plan.sum_dtype, copy=False).reshape(spec.inputs, -1, *spec.kernel)
-    return weight[(slice(None), slice(None), *(slice(None, None, -1),) * len(spec.axes))] if spec.flip else weight
+    weight = weight[(slice(None), slice(None), *(slice(None, None, -1),) * len(spec.axes))] if spec.flip else weight
+    return weight.reshape(*weight.shape[:2], *(1,) * (rank - len(spec.axes)), *spec.kernel)
+
+
+def _plane_sizes(axes: tuple[Axis, ...]) -> tuple[int, ...]:
+    return tuple(a.out + _most_shift(a) for a in axes)
+
+
+def _stacked(
+    axes: tuple[Axis, ...], x: Array, y: Array, order: str, itemsize: int
+) -> tuple[tuple[Axis, ...], Array, Array]:
+    """Small images as one: the batch becomes a first spatial axis with a window of 1, so that runs and tasks are longer."""
+    n, channels = x.shape[:2]
+    image = math.prod(_plane_sizes(axes)) * itemsize * (1 if order == FIRST else channels)
+    if n < 2 or image > PLANE_BYTES[order] // 4:
+        return axes, x, y
+    return (Axis(n, 1, 1, 1, 0, 0, n), *axes), x.swapaxes(0, 1)[None], y.swapaxes(0, 1)[None]
 
 
 def correlate(plan: Any, x: Array, weight: Array, bias: Array | None, y: Array, order: str) -> None:
     """Write y (N, C * m, *out), allocated by the caller."""
     spec, dtype = plan.spec, plan.sum_dtype
-    axes: tuple[Axis, ...] = spec.axes
-    kernel = _kernel(plan, weight)
+    axes, x, y = _stacked(spec.axes, x, y, order, dtype.itemsize)
+    kernel = _kernel(plan, weight, len(axes))
     multiplier = kernel.shape[1]
-    sizes = tuple(a.out + _most_shift(a) for a in axes)
+    sizes = _plane_sizes(axes)
     combinations = list(itertools.product(*map(_phases, axes)))
     row_bytes = math.prod(sizes[1:]) * dtype.itemsize
 
@@ -231,10 +247,10 @@ def _fill(
 def adjoint(plan: Any, y: Array, weight: Array, x: Array, order: str) -> None:
     """Add the adjoint of y (N, C * m, *out) to x (N, C, *size). The weight must be finite: gap cells are multiplied."""
     spec, dtype = plan.spec, plan.sum_dtype
-    axes: tuple[Axis, ...] = spec.axes
-    kernel = _kernel(plan, weight)
+    axes, x, y = _stacked(spec.axes, x, y, order, dtype.itemsize)
+    kernel = _kernel(plan, weight, len(axes))
     multiplier = kernel.shape[1]
-    sizes = tuple(a.out + _most_shift(a) for a in axes)
+    sizes = _plane_sizes(axes)
     combinations = list(itertools.product(*map(_phases, axes)))
     row_bytes = math.prod(sizes[1:]) * dtype.itemsize
     halo = _most_shift(axes[0])
@@ -286,13 +302,13 @@ def _add_cells(
 def weight_gradient(plan: Any, x: Array, y: Array, order: str) -> Array:
     """dweight; sums over the pixels of a task, then over tasks in a fixed order."""
     spec, dtype = plan.spec, plan.sum_dtype
-    axes: tuple[Axis, ...] = spec.axes
+    axes, x, y = _stacked(spec.axes, x, y, order, dtype.itemsize)
     rank = len(axes)
     multiplier = spec.outputs // spec.inputs
-    sizes = tuple(a.out + _most_shift(a) for a in axes)
+    sizes = _plane_sizes(axes)
     combinations = list(itertools.product(*map(_phases, axes)))
     jobs = _tasks(len(x), spec.inputs, axes[0].out, math.prod(sizes[1:]) * dtype.itemsize, order)
-    parts = np.zeros((len(jobs), spec.inputs, multiplier, *spec.kernel), dtype)
+    parts = np.zeros((len(jobs), spec.inputs, multiplier, *(a.kernel for a in axes)), dtype)
     taps, pixels = _LETTERS[:rank], "stuvwxyz"[:rank]
 
     def task(number: int) -> None:
