@@ -121,8 +121,22 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+class _Windows:
+    """What all Specs with windows share."""
+
+    axes: tuple[Axis, ...]
+
+    @cached_property
+    def kernel(self) -> tuple[int, ...]:
+        return tuple(axis.kernel for axis in self.axes)
+
+    @cached_property
+    def taps(self) -> int:
+        return math.prod(self.kernel)
+
+
 @dataclass(frozen=True)
-class ConvSpec:
+class ConvSpec(_Windows):
     """A convolution, or (`transposed`) its adjoint; geometry and channels are those of the convolution in both cases.
 
     The convolution maps `inputs` channels on `axis.size` cells to `outputs` channels on `axis.out` cells with a weight
@@ -139,14 +153,6 @@ class ConvSpec:
     dtype: str
     weight_dtype: str
     y_dtype: str
-
-    @cached_property
-    def kernel(self) -> tuple[int, ...]:
-        return tuple(axis.kernel for axis in self.axes)
-
-    @cached_property
-    def taps(self) -> int:
-        return math.prod(self.kernel)
 
     @cached_property
     def weight_shape(self) -> tuple[int, ...]:
@@ -172,29 +178,22 @@ class ConvSpec:
 
 
 @dataclass(frozen=True)
-class MaxPoolSpec:
-    """The largest cell of each window and where it is; `argmax_dtype` holds an index into the window's cells."""
+class _PoolSpec(_Windows):
+    """Windows over every channel by itself."""
 
     axes: tuple[Axis, ...]
     channels: int
     layout: str
     dtype: str
-    argmax_dtype: str
-
-    @cached_property
-    def kernel(self) -> tuple[int, ...]:
-        return tuple(axis.kernel for axis in self.axes)
-
-    @cached_property
-    def taps(self) -> int:
-        return math.prod(self.kernel)
 
     @cached_property
     def x_shape(self) -> tuple[int, ...]:
+        """(C, *spatial) of x."""
         return (self.channels, *(axis.size for axis in self.axes))
 
     @cached_property
     def y_shape(self) -> tuple[int, ...]:
+        """(C, *spatial) of y."""
         return (self.channels, *(axis.out for axis in self.axes))
 
     @property
@@ -203,26 +202,17 @@ class MaxPoolSpec:
 
 
 @dataclass(frozen=True)
-class AvgPoolSpec:
+class MaxPoolSpec(_PoolSpec):
+    """The largest cell of each window and where it is; `argmax_dtype` holds an index into the window's cells."""
+
+    argmax_dtype: str
+
+
+@dataclass(frozen=True)
+class AvgPoolSpec(_PoolSpec):
     """The mean of each window; the divisor counts the declared padding or only the input, never the ceil overhang."""
 
-    axes: tuple[Axis, ...]
-    channels: int
     count_include_pad: bool
-    layout: str
-    dtype: str
-
-    @cached_property
-    def x_shape(self) -> tuple[int, ...]:
-        return (self.channels, *(axis.size for axis in self.axes))
-
-    @cached_property
-    def y_shape(self) -> tuple[int, ...]:
-        return (self.channels, *(axis.out for axis in self.axes))
-
-    @property
-    def y_dtype(self) -> str:
-        return self.dtype
 
     @cached_property
     def counts(self) -> tuple[tuple[int, ...], ...]:
@@ -662,7 +652,7 @@ def avg_pool_spec(
     flag(function, "count_include_pad", count_include_pad)
     if dtype not in FLOAT_DTYPES + COMPLEX_DTYPES:
         raise TypeError(f"{function}: x must have a float or complex dtype, got {dtype}; cast x to float32 first")
-    return AvgPoolSpec(axes, channels, count_include_pad, layout, dtype)
+    return AvgPoolSpec(axes, channels, layout, dtype, count_include_pad)
 
 
 def dropout_spec(
