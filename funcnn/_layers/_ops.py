@@ -203,6 +203,21 @@ def _conv_passes(run: Any, run_backward: Any, bias: bool) -> tuple[Any, Any]:
     return forward, backward
 
 
+def _plain_passes(run: Any, run_backward: Any, takes_train: bool = False) -> tuple[Any, Any]:
+    """Forward and backward of an op without parameters, whose state holds all that the backward needs."""
+
+    def forward(params: Any, state: LayerState, x: Array, train: bool = True) -> Any:
+        check_forward(run.__name__, state, train)
+        y, op = run(x, state.op, train) if takes_train else run(x, state.op)
+        return y, LayerState(op, ())
+
+    def backward(params: Any, state: LayerState, dy: Array) -> Any:
+        check_state(run_backward.__name__, state)
+        return run_backward(dy, state.op), ()
+
+    return forward, backward
+
+
 def max_pool(
     kernel_size: Any,
     *,
@@ -238,16 +253,7 @@ def max_pool(
         )  # fmt: skip
         return (), LayerState(op, ()), ops.out_spec(op)
 
-    def forward(params: Any, state: LayerState, x: Array, train: bool = True) -> Any:
-        check_forward("max_pool", state, train)
-        y, op = ops.max_pool(x, state.op, train)
-        return y, LayerState(op, ())
-
-    def backward(params: Any, state: LayerState, dy: Array) -> Any:
-        check_state("max_pool_backward", state)
-        return ops.max_pool_backward(dy, state.op), ()
-
-    return Layer(init, forward, backward)
+    return Layer(init, *_plain_passes(ops.max_pool, ops.max_pool_backward, takes_train=True))
 
 
 def avg_pool(
@@ -285,16 +291,7 @@ def avg_pool(
         )  # fmt: skip
         return (), LayerState(op, ()), ops.out_spec(op)
 
-    def forward(params: Any, state: LayerState, x: Array, train: bool = True) -> Any:
-        check_forward("avg_pool", state, train)
-        y, op = ops.avg_pool(x, state.op)
-        return y, LayerState(op, ())
-
-    def backward(params: Any, state: LayerState, dy: Array) -> Any:
-        check_state("avg_pool_backward", state)
-        return ops.avg_pool_backward(dy, state.op), ()
-
-    return Layer(init, forward, backward)
+    return Layer(init, *_plain_passes(ops.avg_pool, ops.avg_pool_backward))
 
 
 def global_avg_pool(*, engine: str = "auto", layout: str = "channels_first", options: Options = _DEFAULT) -> Layer:
@@ -371,16 +368,7 @@ def dropout(rate: float, *, engine: str = "auto", layout: str = "channels_first"
         op = ops.dropout_init(x, rate, seed=int_seed(seed), layout=layout, engine=engine, options=options)
         return (), LayerState(op, ()), ops.out_spec(op)
 
-    def forward(params: Any, state: LayerState, x: Array, train: bool = True) -> Any:
-        check_forward("dropout", state, train)
-        y, op = ops.dropout(x, state.op, train)
-        return y, LayerState(op, ())
-
-    def backward(params: Any, state: LayerState, dy: Array) -> Any:
-        check_state("dropout_backward", state)
-        return ops.dropout_backward(dy, state.op), ()
-
-    return Layer(init, forward, backward)
+    return Layer(init, *_plain_passes(ops.dropout, ops.dropout_backward, takes_train=True))
 
 
 def linear(units: int, *, bias: bool = True) -> Layer:
