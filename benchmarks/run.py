@@ -18,6 +18,9 @@ import timeit
 # Before NumPy and its BLAS are loaded, here and in the workers.
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "2")
+# OpenBLAS threads wait for work by spinning, in NumPy's build for so long that they took a core from the other process's
+# turn. 2**22 cycles (1.6 ms) is longer than any gap between two products of one call.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "22")
 
 import numpy as np
 import worker
@@ -26,7 +29,7 @@ from tabulate import tabulate
 
 import funcnn as fn
 
-REST = 0.05  # seconds between turns: OpenBLAS threads spin for about 30 ms after their last product
+REST = 0.02  # seconds between turns, for the other thread pool to fall asleep
 
 
 class Pair:
