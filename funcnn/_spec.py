@@ -257,7 +257,8 @@ Spec = ConvSpec | MaxPoolSpec | AvgPoolSpec | DropoutSpec
 def integer(function: str, name: str, value: Any, least: int) -> int:
     """`value` as an int of at least `least`; bool and float are a TypeError."""
     if type(value) is not int:
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
+        # By name: NumPy's bool counts too, which up to NumPy 2.2 can be an index, with a warning.
+        if type(value).__name__ == "bool" or not hasattr(value, "__index__"):
             raise TypeError(f"{function}: {name} must be an int, got {value!r}")
         try:
             value = operator.index(value)
