@@ -131,17 +131,18 @@ COUNT = {
 
 
 @pytest.mark.parametrize("library", ["optree", "jax", pytest.param("torch", id="torch")])
-@pytest.mark.parametrize("order", ["before", "between", "after", "next init", "unpickled"])
+@pytest.mark.parametrize("order", ["before", "between", "after", "next init", "unpickled", "unpickled after both"])
 def test_registration_in_every_import_order(library: str, order: str) -> None:
     if library == "torch":
         need(Backend.TORCH)
-    check = COUNT[library]
+    check, pickled = COUNT[library], pickle.dumps(states()["max_pool"])
     code = {
         "before": f"import {library}; {FRESH}; {check}",
         "between": f"import numpy as np, funcnn as fn, {library}; {FRESH}; {check}",
         "after": f"{FRESH}; import {library}; fn.register_pytrees(); fn.register_pytrees(); {check}",
         "next init": f"{FRESH}; import {library}; fn.avg_pool_init(np.ones((1, 1, 4)), 2); {check}",
-        "unpickled": f"import {library}, pickle; s = pickle.loads({pickle.dumps(states()['max_pool'])!r}); {check}",
+        "unpickled": f"import {library}, pickle; s = pickle.loads({pickled!r}); {check}",
+        "unpickled after both": f"import funcnn, {library}, pickle; s = pickle.loads({pickled!r}); {check}",
     }[order]
     subprocess.run([sys.executable, "-c", code], check=True)
 
