@@ -131,6 +131,13 @@ def poisoned_scratch() -> Any:
     gc.collect(0)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def small_scratch() -> Any:
+    """Large arrays of one module leave MBs of scratch, which the tests of the next one would poison a thousand times."""
+    yield
+    fn.release_scratch()
+
+
 def need(backend: Backend) -> None:
     """Skip the rest of a test that is about one library, where that backend was not selected."""
     if backend not in selected_backends():

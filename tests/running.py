@@ -26,6 +26,11 @@ def spare_jax(backend: Backend, needless: bool) -> None:
         pytest.skip("JAX compiles for each case: here some of them are enough")
 
 
+def sample(cases: list[Case], layout: str) -> list[Case]:
+    """Those for JAX: a third of all, a ninth in the second layout. Geometry is the engine's, the same on every library."""
+    return cases[::3] if layout == "channels_first" else cases[1::9]
+
+
 def to_layout(name: str, array: Any, layout: str) -> Any:
     """A channels-first NumPy array as the layout has it, contiguous."""
     if layout == "channels_last" and name in SPATIAL and array.ndim > 1:
@@ -59,13 +64,20 @@ def steps(op: str, arrays: Arrays, state: Any, differentiable: bool = True) -> t
     return results, state
 
 
-def run(case: Case, backend: Backend, arrays: Arrays, layout: str = "channels_first", jit: bool = True) -> Arrays:
+def run(
+    case: Case,
+    backend: Backend,
+    arrays: Arrays,
+    layout: str = "channels_first",
+    jit: bool = True,
+    poison: bool = True,
+) -> Arrays:
     """Results of a case as arrays of the backend, in the layout; JAX under jax.jit, which is ten times faster to test.
 
     On the way: inputs must come out as they went in, and no result may share memory with an input or with scratch.
     """
     mine = {name: backend.asarray(to_layout(name, array, layout)) for name, array in arrays.items()}
-    before = {name: backend.numpy(array).copy() for name, array in mine.items()}
+    before = {name: backend.numpy(array).tobytes() for name, array in mine.items()}
     state = start(case, backend, mine, layout)
     differentiable = arrays["x"].dtype.kind not in "biu"
     if backend is Backend.JAX and jit:
@@ -73,10 +85,11 @@ def run(case: Case, backend: Backend, arrays: Arrays, layout: str = "channels_fi
     else:
         results, _ = steps(case.op, mine, state, differentiable)
     for name, array in mine.items():
-        assert_array_equal(backend.numpy(array), before[name], err_msg=f"{name} was written to")
+        assert backend.numpy(array).tobytes() == before[name], f"{name} was written to"
         if backend.is_numpy:
             assert not any(np.may_share_memory(array, result) for result in results.values()), name
-    fn._scratch.poison()
+    if poison:
+        fn._scratch.poison()
     return results
 
 

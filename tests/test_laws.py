@@ -34,12 +34,6 @@ AVG_OPTIONS = (*POOL_OPTIONS, "count_include_pad", "complex")
 _OPTIONS = {"conv": CONV_OPTIONS, "conv_transpose": CONV_OPTIONS, "max_pool": POOL_OPTIONS, "avg_pool": AVG_OPTIONS}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def small_scratch() -> None:
-    """Drop what larger tests left: `run` poisons all scratch, thousands of times here."""
-    fn.release_scratch()
-
-
 class Example(NamedTuple):
     case: Case
     layout: str
@@ -51,7 +45,7 @@ class Example(NamedTuple):
 
     def run(self, engine: Backend, arrays: Arrays) -> Arrays:
         """Results channels-first, whatever the layout."""
-        results = run(self.case, engine, arrays, self.layout)
+        results = run(self.case, engine, arrays, self.layout, poison=False)
         if self.layout == "channels_first":
             return results
         fixed = ("dweight", "dbias")

@@ -244,6 +244,7 @@ def test_arrays_of_many_blocks(case: Case, layout: str) -> None:
         fn._scratch.poison()
         for name, array in wanted.items():
             assert_array_equal(results[name], array, err_msg=name, strict=True)
+    fn.release_scratch()
 
 
 # ---- threads ---------------------------------------------------------------------------------------------------------
