@@ -63,7 +63,7 @@ def flops(row: Row) -> float:
     """Floating-point operations of a convolution row (backward: twice the forward)."""
     if not row.outputs:
         return 0.0
-    (*_,) = sizes = row.sizes[2:]
+    sizes = row.sizes[2:]
     if row.op == "conv_transpose":
         pixels = math.prod(sizes)
     else:

@@ -38,8 +38,7 @@ class _Windows:
     def constant(self, values: np.ndarray, like: Array, dtype: str | None = None) -> Array:
         """A NumPy array as one of the library, on the device of `like`; by default of the dtype that indexing needs."""
         kind = self.library.dtype(dtype) if dtype else self.xp.__array_namespace_info__().default_dtypes()["indexing"]
-        place = {} if array_api_compat.is_jax_array(like) else {"device": array_api_compat.device(like)}
-        return self.xp.asarray(values, dtype=kind, **place)
+        return self.xp.asarray(values, dtype=kind, **self.library.place(self.library.device(like)))
 
     def take(self, array: Array, axis: int, table: np.ndarray, fill: float) -> Array:
         """Cells of one axis by a table (a, b), where -1 reads `fill`; the axis becomes two, of sizes a and b."""
@@ -297,7 +296,7 @@ class XpDropout(DropoutPlan):
         v = v ^ _shift(v, 16)
         limit = threshold(self.spec.rate)
         # round(1 * 2**31) is no int32; nothing of 31 bits reaches it.
-        keep = _shift(v, 1) >= limit if limit < 2**31 else w.xp.zeros_like(v) > v * 0
+        keep = _shift(v, 1) >= limit if limit < 2**31 else w.xp.zeros_like(v, dtype=w.library.dtype("bool"))
         return w.xp.reshape(keep, tuple(shape))
 
 

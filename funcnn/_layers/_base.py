@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-import array_api_compat
 import numpy as np
 
 from funcnn._arrays import Array, ArraySpec, Library, describe, dtype_name, library_of
@@ -72,9 +71,8 @@ def spec_of(function: str, x: Array | ArraySpec) -> ArraySpec:
     """The ArraySpec of an array; an ArraySpec as it is."""
     if type(x) is ArraySpec:
         return x
-    library, _, shape, dtype = describe(function, "x", x)
-    device = None if library.name in ("numpy", "jax") else array_api_compat.device(x)
-    return ArraySpec(shape, dtype, library.xp, device=device)
+    library, device, shape, dtype = describe(function, "x", x)
+    return ArraySpec(shape, dtype, library.xp, **library.place(device))
 
 
 def like(x: ArraySpec, shape: tuple[int, ...]) -> ArraySpec:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -63,8 +62,7 @@ def softmax_cross_entropy(logits: Array, labels: Array) -> tuple[Array, Array]:
     shifted = a - xp.max(a, axis=1, keepdims=True)
     exponential = xp.exp(shifted)
     total = xp.sum(exponential, axis=1, keepdims=True)
-    place: dict[str, Any] = {} if library.name in ("numpy", "jax") else {"device": logits.device}
-    classes = xp.arange(k, dtype=library.dtype("int32"), **place)
+    classes = xp.arange(k, dtype=library.dtype("int32"), **library.place(library.device(logits)))
     hit = xp.reshape(xp.astype(labels, library.dtype("int32")), (n, 1)) == classes
     # A select, not a product: a logit of -inf that is no label must not make 0 * -inf.
     losses = xp.where(hit, xp.log(total) - shifted, xp.zeros_like(a))

@@ -100,10 +100,9 @@ class BlasConv(ConvPlan):
         spec, dtype = self.spec, self.sum_dtype
         order = memory_order(y, spec.layout)
         shape = (y.shape[0], spec.inputs, *self._sizes)
-        rows = self._weight_matrix(weight, order).swapaxes(1, 2)  # (G, K, O/G)
         if self.algorithm == "matmul":
             x = allocate(np.empty, shape, spec.y_dtype, order)
-            self._multiply(rows, y, bias, x, order)
+            self._multiply(self._weight_matrix(weight, order).swapaxes(1, 2), y, bias, x, order)
             return x
         x = allocate(np.zeros, shape, dtype, order)
         if bias is not None:
@@ -112,7 +111,7 @@ class BlasConv(ConvPlan):
         if self.algorithm == "depthwise" and np.isfinite(weight).all():
             _depthwise.adjoint(self, y, weight, x, order)
         else:
-            self._scatter(rows, y, x, order)
+            self._scatter(self._weight_matrix(weight, order).swapaxes(1, 2), y, x, order)
         return x.astype(spec.y_dtype, copy=False)
 
     def _multiply(self, rows: Array, source: Array, bias: Array | None, target: Array, order: str) -> None:
@@ -134,8 +133,9 @@ class BlasConv(ConvPlan):
         for block in self._blocks(len(y), order):
             columns, windows = self._column_scratch(block, order)
             np.matmul(rows, self._rows(y[_index(block)], order), out=columns)
-            n, c, *sizes = x[block[0][0] : block[0][1]].shape
-            cells = x[block[0][0] : block[0][1]].reshape(n, self.spec.groups, c // self.spec.groups, *sizes)
+            images = x[slice(*block[0])]
+            n, c, *sizes = images.shape
+            cells = images.reshape(n, self.spec.groups, c // self.spec.groups, *sizes)
             for source, target in _tap_table(self.spec.axes, block[1:], self.spec.flip):
                 part = cells[target]
                 np.add(part, windows[source], out=part)

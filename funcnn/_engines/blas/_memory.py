@@ -20,9 +20,9 @@ __all__ = [
     "blocks",
     "matrix",
     "memory_order",
-    "native",
     "put",
     "scratch_in_order",
+    "strided",
 ]
 
 FIRST, LAST = "channels_first", "channels_last"
@@ -70,11 +70,6 @@ def strided(base: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Ar
     if base.flags.c_contiguous and min(strides, default=0) >= 0:
         return np.ndarray(shape, base.dtype, base, 0, strides)
     return as_strided(base, shape, strides)
-
-
-def native(x: Array) -> Array:
-    """x in native byte order."""
-    return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
 
 
 def matrix(block: Array, groups: int) -> Array | None:

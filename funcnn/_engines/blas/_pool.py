@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from funcnn._engines._protocol import AvgPoolPlan, MaxPoolPlan
-from funcnn._engines.blas._memory import FIRST, Array, allocate, memory_order, native, scratch_in_order
+from funcnn._engines.blas._memory import FIRST, Array, allocate, memory_order, scratch_in_order
 from funcnn._engines.blas._threads import run_all
 from funcnn._spec import HALF_DTYPES, Axis
 
@@ -114,8 +114,10 @@ def _sum_dtype(dtype: str) -> np.dtype[Any]:
     return np.dtype("float32") if dtype in HALF_DTYPES else np.dtype(dtype)
 
 
-def _copy(part: Array, dtype: np.dtype[Any], order: str) -> Array:
-    """part in another dtype, in scratch."""
+def _widened(part: Array, dtype: np.dtype[Any], order: str) -> Array:
+    """part in the dtype to compute in and native byte order: itself, or a copy in scratch."""
+    if part.dtype == dtype:
+        return part
     wide = scratch_in_order("wide", part.shape, dtype, order)
     np.copyto(wide, part, casting="unsafe")
     return wide
@@ -133,7 +135,6 @@ class BlasMaxPool(MaxPoolPlan):
 
     def forward(self, x: Array, train: bool) -> tuple[Array, Array | None]:
         spec = self.spec
-        x = native(x)
         order = memory_order(x, spec.layout)
         shape = (x.shape[0], *spec.y_shape)
         y = allocate(np.empty, shape, spec.dtype, order)
@@ -142,9 +143,7 @@ class BlasMaxPool(MaxPoolPlan):
 
         def task(job: _Task) -> None:
             first, cells = _cut(spec.axes[0], job.rows)
-            part = x[job.images, job.channels, cells]
-            if part.dtype != wide:
-                part = _copy(part, wide, order)
+            part = _widened(x[job.images, job.channels, cells], wide, order)
             axes = (first, *spec.axes[1:])
             place = (job.images, job.channels, job.rows)
             best, index = self._reduce(part, axes, order, train, exact_nan=False)
@@ -177,9 +176,7 @@ class BlasMaxPool(MaxPoolPlan):
         run = self._add_passes if spec.taps <= MOST_PASSES else self._add_counts
 
         def task(job: _Task) -> None:
-            part = dy[job.images, job.channels]
-            if part.dtype != dtype:
-                part = _copy(part, dtype, order)
+            part = _widened(dy[job.images, job.channels], dtype, order)
             run(dx[job.images, job.channels], part, argmax[job.images, job.channels], order)
 
         run_all(task, _tasks(dx.shape, spec.axes[0].out, dtype.itemsize, order, cut_rows=False), self.threads)
@@ -265,30 +262,36 @@ class _MaxPass:
                     self._index_of(index, cells, offset, where[windows])
             if both is not None:
                 windows, cells0, cells = (_at(i, part) for part in both)
-                old, value, out = x[cells0], x[cells], best[windows]
-                if where is not None:
-                    target = where[windows]
-                    won = self._better(value, old)
-                    if index is None:
-                        np.multiply(won, offset, out=target, casting="unsafe")
-                    else:
-                        self._later_index(won, index[cells], offset, target)
-                        np.maximum(target, index[cells0], out=target)
-                np.maximum(old, value, out=out)
+                old_index = None if index is None else index[cells0]
+                target = None if where is None else where[windows]
+                later = None if index is None else index[cells]
+                self._compare(x[cells0], old_index, x[cells], later, offset, best[windows], target)
             if seen is not None:
                 windows, cells = _at(i, seen[0]), _at(i, seen[1])
-                old, value = best[windows], x[cells]
-                if where is not None:
-                    target = where[windows]
-                    won = self._better(value, old)
-                    candidate = scratch_in_order("candidate", old.shape, self.dtype, self.order)
-                    if index is None:
-                        np.multiply(won, offset, out=candidate, casting="unsafe")
-                    else:
-                        self._later_index(won, index[cells], offset, candidate)
-                    np.maximum(target, candidate, out=target)
-                np.maximum(old, value, out=old)
+                target = None if where is None else where[windows]
+                later = None if index is None else index[cells]
+                self._compare(best[windows], target, x[cells], later, offset, best[windows], target)
         return best, where
+
+    def _compare(
+        self, old: Array, old_index: Array | None, value: Array, index: Array | None, offset: Any, best: Array,
+        where: Array | None,
+    ) -> None:  # fmt: skip
+        """Write the better of old and a later cell's value to best, and its index to where (None: not asked for)."""
+        if where is not None:
+            # As a later cell has a larger index than any before, the maximum of "its index or 0" and the old one is right.
+            candidate = where
+            if old_index is where:
+                candidate = scratch_in_order("candidate", old.shape, self.dtype, self.order)
+            won = self._better(value, old)
+            if index is None:
+                np.multiply(won, offset, out=candidate, casting="unsafe")
+            else:
+                np.add(index, offset, out=candidate)
+                np.multiply(candidate, won, out=candidate)
+            if old_index is not None:
+                np.maximum(old_index, candidate, out=where)
+        np.maximum(old, value, out=best)
 
     def _index_of(self, index: Array | None, cells: Any, offset: Any, out: Array) -> None:
         if index is None:
@@ -304,11 +307,6 @@ class _MaxPass:
             better |= np.isnan(value) & ~np.isnan(old)
         return better.view(np.uint8)
 
-    def _later_index(self, won: Array, index: Array, offset: Any, out: Array) -> None:
-        """The later cell's index where it won, else 0: as it is larger than any before, the maximum picks it."""
-        np.add(index, offset, out=out)
-        np.multiply(out, won, out=out)
-
 
 class BlasAvgPool(AvgPoolPlan):
     """avg_pool for NumPy arrays."""
@@ -317,16 +315,13 @@ class BlasAvgPool(AvgPoolPlan):
 
     def forward(self, x: Array) -> Array:
         spec = self.spec
-        x = native(x)
         order = memory_order(x, spec.layout)
         y = allocate(np.empty, (x.shape[0], *spec.y_shape), spec.dtype, order)
         dtype = _sum_dtype(spec.dtype)
 
         def task(job: _Task) -> None:
             first, cells = _cut(spec.axes[0], job.rows)
-            part = x[job.images, job.channels, cells]
-            if part.dtype != dtype:
-                part = _copy(part, dtype, order)
+            part = _widened(x[job.images, job.channels, cells], dtype, order)
             for i, axis in enumerate((first, *spec.axes[1:])):
                 part = _sum_axis(part, i, axis, order)
             divisor = self._divisor if isinstance(self._divisor, float) else self._divisor[job.rows]
@@ -337,7 +332,6 @@ class BlasAvgPool(AvgPoolPlan):
 
     def backward(self, dy: Array) -> Array:
         spec = self.spec
-        dy = native(dy)
         order = memory_order(dy, spec.layout)
         dx = allocate(np.empty, (dy.shape[0], *spec.x_shape), spec.dtype, order)
         dtype = _sum_dtype(spec.dtype)
