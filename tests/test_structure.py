@@ -16,6 +16,8 @@ from funcnn._engines import _protocol, blas, xp
 
 PACKAGE = Path(fn.__file__).parent
 
+# What engines share.
+ENGINE_PARTS = ("_engines._protocol", "_engines._hash", "_engines._order", "_engines._threads")
 # Each group of modules, and the groups it may import.
 MAY_IMPORT = {
     "errors": set(),
@@ -24,9 +26,12 @@ MAY_IMPORT = {
     "_arrays": {"_spec", "errors"},
     "state": set(),
     "_engines._hash": set(),
+    "_engines._order": set(),
+    "_engines._threads": set(),
     "_engines._protocol": {"_spec", "_engines"},
     "_engines.xp": {"_spec", "errors", "_arrays", "_engines._protocol", "_engines._hash"},
-    "_engines.blas": {"_spec", "errors", "_scratch", "_engines._protocol", "_engines._hash", "_engines.blas"},
+    "_engines.blas": {"_spec", "errors", "_scratch", *ENGINE_PARTS, "_engines.blas"},
+    "_engines.jit": {"_spec", "errors", "_scratch", *ENGINE_PARTS, "_engines.jit"},
     "_engines": {"_spec", "errors", "_engines._protocol"},
     "_ops": {"_spec", "errors", "_arrays", "_engines", "state", "_ops"},
     "ops": {"_spec", "errors", "_arrays", "state", "_ops"},

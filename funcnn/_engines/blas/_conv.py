@@ -15,21 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from funcnn._engines._order import FIRST, LAST, Array, allocate, memory_order
 from funcnn._engines._protocol import ConvPlan
 from funcnn._engines.blas import _depthwise
-from funcnn._engines.blas._memory import (
-    FIRST,
-    LAST,
-    Array,
-    Block,
-    allocate,
-    blocks,
-    matrix,
-    memory_order,
-    put,
-    scratch_in_order,
-    strided,
-)
+from funcnn._engines.blas._memory import Block, blocks, matrix, put, scratch_in_order, strided
 from funcnn._scratch import scratch
 from funcnn._spec import FLOAT_DTYPES, HALF_DTYPES, REAL_OF_COMPLEX, Axis
 

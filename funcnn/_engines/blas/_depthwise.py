@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from funcnn._engines.blas._memory import FIRST, LAST, Array, put
-from funcnn._engines.blas._threads import run_all
+from funcnn._engines._order import FIRST, LAST, Array
+from funcnn._engines._threads import run_all
+from funcnn._engines.blas._memory import put
 from funcnn._scratch import scratch
 from funcnn._spec import Axis
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from funcnn._engines._hash import M1, M2, SALT, base_key, threshold
+from funcnn._engines._order import Array
 from funcnn._engines._protocol import DropoutPlan
-from funcnn._engines.blas._memory import Array
-from funcnn._engines.blas._threads import run_all
+from funcnn._engines._threads import run_all
 from funcnn._scratch import scratch
 from funcnn._spec import COMPLEX_DTYPES, HALF_DTYPES
 

@@ -1,4 +1,4 @@
-"""Memory orders, views and blocks that the blas engine's ops share. Arrays have a channels-first *shape* here."""
+"""Views and blocks that the blas engine's ops share. Arrays have a channels-first *shape* here."""
 
 from __future__ import annotations
 
@@ -10,42 +10,21 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from funcnn._engines._order import Array, allocate
 from funcnn._scratch import scratch
 
 __all__ = [
-    "FIRST",
-    "LAST",
     "Block",
-    "allocate",
     "blocks",
     "matrix",
-    "memory_order",
     "put",
     "scratch_in_order",
     "strided",
 ]
 
-FIRST, LAST = "channels_first", "channels_last"
-Array = np.ndarray[Any, Any]
 Index = tuple[Any, ...]
 Block = tuple[tuple[int, int], ...]
 """Ranges of the batch and of every spatial axis."""
-
-
-def memory_order(x: Array, layout: str) -> str:
-    """FIRST or LAST: whether the channels of x (N, C, *spatial) lie innermost in memory; `layout` where both fit."""
-    strides = [abs(s) for s, n in zip(x.strides[2:], x.shape[2:], strict=True) if n > 1]
-    if x.shape[1] < 2 or not strides or not x.strides[1]:
-        return layout
-    return LAST if abs(x.strides[1]) < min(strides) else FIRST
-
-
-def allocate(make: Any, shape: tuple[int, ...], dtype: Any, order: str) -> Array:
-    """make(shape) (numpy.empty or numpy.zeros) in the given memory order, seen as channels-first."""
-    if order == FIRST:
-        return make(shape, dtype)
-    n, c, *spatial = shape
-    return np.moveaxis(make((n, *spatial, c), dtype), -1, 1)
 
 
 def scratch_in_order(name: str, shape: tuple[int, ...], dtype: Any, order: str) -> Array:

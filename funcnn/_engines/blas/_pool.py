@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from funcnn._engines._order import FIRST, Array, allocate, memory_order
 from funcnn._engines._protocol import AvgPoolPlan, MaxPoolPlan
-from funcnn._engines.blas._memory import FIRST, Array, allocate, memory_order, scratch_in_order
-from funcnn._engines.blas._threads import run_all
+from funcnn._engines._threads import run_all
+from funcnn._engines.blas._memory import scratch_in_order
 from funcnn._spec import HALF_DTYPES, Axis
 
 __all__ = ["BlasAvgPool", "BlasMaxPool"]

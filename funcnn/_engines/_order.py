@@ -1,0 +1,28 @@
+"""Memory orders of NumPy arrays, for the CPU engines. Arrays have a channels-first *shape* here, whatever their memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["FIRST", "LAST", "Array", "allocate", "memory_order"]
+
+FIRST, LAST = "channels_first", "channels_last"
+Array = np.ndarray[Any, Any]
+
+
+def memory_order(x: Array, layout: str) -> str:
+    """FIRST or LAST: whether the channels of x (N, C, *spatial) lie innermost in memory; `layout` where both fit."""
+    strides = [abs(s) for s, n in zip(x.strides[2:], x.shape[2:], strict=True) if n > 1]
+    if x.shape[1] < 2 or not strides or not x.strides[1]:
+        return layout
+    return LAST if abs(x.strides[1]) < min(strides) else FIRST
+
+
+def allocate(make: Any, shape: tuple[int, ...], dtype: Any, order: str) -> Array:
+    """make(shape) (numpy.empty or numpy.zeros) in the given memory order, seen as channels-first."""
+    if order == FIRST:
+        return make(shape, dtype)
+    n, c, *spatial = shape
+    return np.moveaxis(make((n, *spatial, c), dtype), -1, 1)
