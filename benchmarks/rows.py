@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Row(NamedTuple):
-    """One measurement. `sizes` are (N, C, *spatial); O 0: a pool."""
+    """One measurement. `sizes` are (N, C, *spatial); O 0: a pool. `padding` is that of both ends, or (lo, hi)."""
 
     op: str
     sizes: tuple[int, ...]
     outputs: int
     kernel: int
     stride: int
-    padding: int
+    padding: int | tuple[int, int]
     groups: int
     dilation: int
     layout: str
@@ -60,6 +60,43 @@ EXTRA = (
     Row("conv", (8, 64, 56, 56), 64, 3, 1, 2, 1, 2, "channels_first", "float32"),
     Row("conv", (4, 16, 128, 128), 16, 3, 1, 1, 1, 1, "channels_first", "complex64"),
 )
+
+
+class Report(NamedTuple):
+    """What a public report asks for: the time of `row` at most `most` times that of `beside`."""
+
+    id: str
+    asks: str
+    row: Row
+    beside: Row
+    most: float
+
+
+def _row(op: str, sizes: tuple[int, ...], outputs: int = 0, kernel: int = 3, **options: Any) -> Row:
+    usual = {"stride": 1, "padding": 0, "groups": 1, "dilation": 1, "layout": "channels_first", "dtype": "float32"}
+    return Row(op, sizes, outputs, kernel, **{**usual, **options})
+
+
+_DEPTHWISE = _row("conv_backward", (32, 512, 1024), 512, 5, padding=2, groups=512)
+_LARGE = _row("max_pool", (8, 64, 4096), kernel=64, padding=(32, 31))
+_PAIRS = _row("max_pool_backward", (64, 32, 64, 64), kernel=2, stride=2)
+_1X1 = _row("conv", (8, 256, 56, 56), 64, 1)
+_HALF = _row("conv", (1, 16, 176, 320), 16, 1, dtype="float16")
+
+# Reported, not gated.
+REPORTS = (
+    Report("B80", "asymmetric padding beside an input that is padded", _row("conv", (32, 16, 32, 32), 32, 5, padding=(2, 1)),
+           _row("conv", (32, 16, 35, 35), 32, 5), 1.3),
+    Report("B154", "depthwise beside dense", _row("conv", (1, 64, 200, 200), 64, groups=64),
+           _row("conv", (1, 64, 200, 200), 64), 1.0),
+    Report("B155", "depthwise backward beside forward", _DEPTHWISE, _DEPTHWISE._replace(op="conv"), 4.0),
+    Report("B155", "dilation 4 beside 1", _DEPTHWISE._replace(dilation=4, padding=8), _DEPTHWISE, 1.5),
+    Report("B157", "a window of 64 beside one of 8", _LARGE, _LARGE._replace(kernel=8, padding=(4, 3)), 8.0),
+    Report("B158", "max_pool backward beside forward", _PAIRS, _PAIRS._replace(op="max_pool"), 3.0),
+    Report("B160", "1x1 beside the matrix product", _1X1, _1X1._replace(op="matmul"), 1.5),
+    Report("B161", "float16 beside float32", _HALF, _HALF._replace(dtype="float32"), 4.0),
+)  # fmt: skip
+OVERHEAD = "B129"  # asks for less than 100 us beside the work itself: the first line of the output
 
 
 def tables() -> dict[str, list[Row]]:

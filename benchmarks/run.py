@@ -2,7 +2,8 @@
 
 Two processes take turns of 50 ms (or one call), 2 threads each, the idle one asleep. The ratio is torch time over funcnn
 time: above 1 funcnn is the faster. A row's ratio is the median of paired ratios, with its quartiles; absolute times on a
-shared machine mean little. Needs `pip install -e ".[benchmarks]"` and torch.
+shared machine mean little. The last table (`--only reports`) is funcnn beside itself. Needs
+`pip install -e ".[benchmarks]"` and torch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "22")
 
 import numpy as np
 import worker
-from rows import Row, tables
+from rows import OVERHEAD, REPORTS, Row, tables
 from tabulate import tabulate
 
 import funcnn as fn
@@ -46,15 +47,21 @@ class Pair:
         self.pipes[side].send(request)
         return self.pipes[side].recv()
 
+    def beside(self, *rows: Row, pairs: int) -> list[float]:
+        """Ratios of paired turns of two rows of funcnn."""
+        self.ask("funcnn", "rows", *rows)
+        turns = ([self.ask("funcnn", "turn", i) for i in range(2)] for _ in range(pairs))
+        return [first / second for first, second in turns]
+
     def measure(self, row: Row, pairs: int) -> tuple[list[float], float, float]:
         """Ratios of paired turns, and the median seconds of torch and of funcnn."""
         for side in self.pipes:
-            self.ask(side, "row", row)
+            self.ask(side, "rows", row)
         times = {side: [] for side in self.pipes}
         for _ in range(pairs):
             for side in self.pipes:
                 time.sleep(REST)
-                times[side].append(self.ask(side, "turn"))
+                times[side].append(self.ask(side, "turn", 0))
         ratios = [t / f for t, f in zip(times["torch"], times["funcnn"], strict=True)]
         return ratios, statistics.median(times["torch"]), statistics.median(times["funcnn"])
 
@@ -100,6 +107,17 @@ def report(pair: Pair, title: str, rows: list[Row], pairs: int) -> None:
     print(tabulate(lines, headers, tablefmt="github", floatfmt=("", ".2f", "", ".2f", ".2f", ".0f", ".1f")), flush=True)
 
 
+def reports(pair: Pair, pairs: int) -> None:
+    """Performance reports about other libraries: funcnn beside itself. Nothing fails by them."""
+    lines = []
+    for one in REPORTS:
+        low, mid, high = statistics.quantiles(pair.beside(one.row, one.beside, pairs=pairs), n=4)
+        lines.append((one.id, one.asks, one.row.label, mid, f"{low:.2f} .. {high:.2f}", one.most))
+    print("\n### public reports, not gated: funcnn time over funcnn time\n")
+    headers = ("report", "what", "row", "ratio", "quartiles", "asked: at most")
+    print(tabulate(lines, headers, tablefmt="github", floatfmt=("", "", "", ".2f", "", ".1f")), flush=True)
+
+
 def overhead() -> None:
     """Microseconds of a small call, of its checks at the door, of an init with known arguments."""
     x, weight, bias = np.ones((1, 4, 8, 8), np.float32), np.ones((4, 4, 3, 3), np.float32), np.ones(4, np.float32)
@@ -113,7 +131,8 @@ def overhead() -> None:
     inner = microseconds(lambda: plan.forward(x, weight, bias))
     init = microseconds(lambda: fn.conv_init(x, weight))
     print(
-        f"\nconv on (1, 4, 8, 8), O=4, k=3: {whole:.1f} us in all, {whole - inner:.1f} at the door; init {init:.1f} us"
+        f"\nconv on (1, 4, 8, 8), O=4, k=3: {whole:.1f} us in all, {whole - inner:.1f} at the door; init {init:.1f} us "
+        f"({OVERHEAD} asks for less than 100)"
     )
 
 
@@ -129,6 +148,8 @@ def main() -> None:
     for title, rows in tables().items():
         if arguments.only in title:
             report(pair, title, rows, arguments.pairs)
+    if arguments.only in "reports":
+        reports(pair, arguments.pairs)
 
 
 if __name__ == "__main__":

@@ -19,21 +19,22 @@ TURN = 0.05  # seconds of one turn, or one call
 
 
 def serve(side: str, pipe: Connection) -> None:
-    """Answer ("row", row), ("turn",), ("memory",), ("about",) until ("stop",)."""
+    """Answer ("rows", row, ...), ("turn", which), ("memory",), ("about",) until ("stop",)."""
     make = funcnn_call if side == "funcnn" else torch_call
-    call: Callable[[], Any] = lambda: None  # noqa: E731
+    calls: list[Callable[[], Any]] = []
     while True:
         request = pipe.recv()
         if request[0] == "stop":
             return
-        if request[0] == "row":
-            call = make(request[1])
-            call()
+        if request[0] == "rows":
+            calls = [make(row) for row in request[1:]]
+            for call in calls:
+                call()
             pipe.send(None)
         elif request[0] == "turn":
-            pipe.send(turn(call))
+            pipe.send(turn(calls[request[1]]))
         elif request[0] == "memory":
-            pipe.send(peak_beside_results(call))
+            pipe.send(peak_beside_results(calls[0]))
         elif request[0] == "about":
             pipe.send(about(side))
 
@@ -108,7 +109,11 @@ def funcnn_call(row: Row) -> Callable[[], Any]:
     import funcnn as fn
 
     x, weight, bias = _arrays(row)
-    window = {"stride": row.stride, "padding": row.padding, "dilation": row.dilation}
+    padding = row.padding if isinstance(row.padding, int) else (row.padding,) * (x.ndim - 2)
+    window = {"stride": row.stride, "padding": padding, "dilation": row.dilation}
+    if row.op == "matmul":
+        matrix, pixels = weight.reshape(row.outputs, -1), x.reshape(*x.shape[:2], -1)
+        return lambda: matrix @ pixels
     if row.op.startswith("conv_transpose"):
         state = fn.conv_transpose_init(x, weight, **window)
         return lambda: fn.conv_transpose(x, weight, bias, state)

@@ -369,8 +369,13 @@ def _window_axes(
         # Caffe's ceiling with the rule of torch and ONNX: a window that would start in the trailing padding is dropped.
         if ceil_mode and padding not in ("same", "same_lower") and room % s and out * s < size + lo:
             out += 1
-        axes.append(Axis(size, k, s, d, lo, hi, out))
+        axes.append(_axis(size, k, s, d, lo, hi, out))
     return tuple(axes)
+
+
+def _axis(size: int, kernel: int, stride: int, dilation: int, lo: int, hi: int, out: int) -> Axis:
+    """An Axis whose steps are 1 where none is taken: engines need not meet a stride or dilation beyond every array."""
+    return Axis(size, kernel, stride if out > 1 else 1, dilation if kernel > 1 else 1, lo, hi, out)
 
 
 def _no_empty_axis(function: str, sizes: tuple[int, ...]) -> None:
@@ -420,7 +425,7 @@ def _transposed_axes(
                     f"{function}: padding must leave an output of at least 1 cell, "
                     f"got padding {(lo, hi)} and output size {size} on spatial axis {i}"
                 )
-        axes.append(Axis(size, k, s, d, lo, hi, out))
+        axes.append(_axis(size, k, s, d, lo, hi, out))
     return tuple(axes)
 
 

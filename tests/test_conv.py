@@ -237,15 +237,15 @@ def test_infinities_do_not_cross_from_the_real_to_the_imaginary_part_by_a_real_w
     if backend is Backend.TORCH:
         pytest.skip("torch adds complex numbers as a + 1 * b, which lets NaN cross")
     complex_, real = ("complex64", "float32") if backend is Backend.JAX else ("complex128", "float64")
-    x = np.empty((1, 1, 2), complex)
-    x.real, x.imag = [np.inf, 3], [1, np.nan]
-    case = Case(op, op, (1, 1, 2), (1, 1, 1))
+    x = np.empty((1, 1, 4), complex)
+    x.real, x.imag = [np.inf, 3, 1, -1], [1, np.nan, np.inf, -np.inf]
+    case = Case(op, op, (1, 1, 4), (1, 1, 1))
     arrays = {"x": x, "weight": np.full((1, 1, 1), 2.0), "bias": np.zeros(1, complex), "dy": x}
     arrays = {name: array.astype(real if name == "weight" else complex_) for name, array in arrays.items()}
     got = run(case, backend, arrays)
     for name in ("y", "dx"):
-        assert_array_equal(backend.numpy(got[name]).real, [[[np.inf, 6]]], err_msg=name)
-        assert_array_equal(backend.numpy(got[name]).imag, [[[2, np.nan]]], err_msg=name)
+        assert_array_equal(backend.numpy(got[name]).real, [[[np.inf, 6, 2, -2]]], err_msg=name)
+        assert_array_equal(backend.numpy(got[name]).imag, [[[2, np.nan, np.inf, -np.inf]]], err_msg=name)
     assert_array_equal(backend.numpy(got["dweight"]), [[[np.nan]]])
 
 

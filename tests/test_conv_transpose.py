@@ -87,6 +87,10 @@ def test_extra_terms_of_an_integer_sum_are_counted_per_cell() -> None:
     fn.conv_transpose_init(x, np.ones((4, 1, 16384), np.int8), stride=2)
     with pytest.raises(fn.SpecError, match="32768 terms"):
         fn.conv_transpose_init(x, np.ones((4, 1, 16385), np.int8), stride=2)
+    # With a dilation of 2 as well, all taps meet in every other cell.
+    fn.conv_transpose_init(x, np.ones((4, 1, 8192), np.int8), stride=2, dilation=2)
+    with pytest.raises(fn.SpecError, match="32768 terms"):
+        fn.conv_transpose_init(x, np.ones((4, 1, 8193), np.int8), stride=2, dilation=2)
 
 
 def test_only_terms_that_exist(numpy_backend: Backend) -> None:

@@ -46,6 +46,15 @@ def test_mask_is_the_oracles_bit_for_bit(backend: Backend, shape: tuple[int, ...
         assert_array(backend, state.mask, to_layout("x", wanted, layout), "bool", f"seed {seed}")
 
 
+def test_the_rate_is_rounded_to_31_bits_and_a_hash_equal_to_it_is_kept(backend: Backend) -> None:
+    hashed = 0  # of the only element: the highest rate that keeps it, by bisection
+    for bit in reversed(range(31)):
+        if ref.dropout_mask((1,), (hashed + 2**bit) / 2**31, 8, 0).all():
+            hashed += 2**bit
+    for more, kept in ((0, True), (0.4, True), (0.6, False), (1, False)):
+        assert_array(backend, mask_of(backend, (1,), (hashed + more) / 2**31, 8), [kept], "bool")
+
+
 def test_mask_of_a_long_row(numpy_backend: Backend) -> None:
     """Longer than any block that an engine hashes at a time."""
     shape = (2, 66_000)

@@ -317,7 +317,7 @@ case(
     "max_pool_backward of another batch",
     lambda: fn.max_pool_backward(YM[:1], POOL),
     fn.StateError,
-    "state.argmax must have shape",
+    "dy must have the batch size 2 of state.argmax, got 1",
 )
 case(
     "max_pool_backward of another shape",
@@ -338,10 +338,16 @@ case(
     "state.argmax must hold indices within a window of 4 cells, got 4",
 )
 case(
-    "argmax in the padding",
+    "argmax in the leading padding",
     lambda: fn.max_pool_backward(YM, dataclasses.replace(POOL, argmax=np.zeros_like(POOL.argmax))),
     fn.StateError,
     "state.argmax must name cells of the input, got a cell of the padding",
+)
+case(
+    "argmax in the trailing padding",
+    lambda: fn.max_pool_backward(YM, dataclasses.replace(POOL, argmax=np.full_like(POOL.argmax, 3))),
+    fn.StateError,
+    "state.argmax must name cells of the input, got a cell of the padding on spatial axis 0",
 )
 case(
     "dropout_backward before forward",
@@ -365,7 +371,7 @@ case(
     "mask of another shape",
     lambda: fn.dropout_backward(YD, dataclasses.replace(DROP, mask=DROP.mask[:1])),
     fn.StateError,
-    "state.mask must have shape",
+    "dy must have the batch size 1 of state.mask, got 2",
 )
 case("out_spec of another x", lambda: fn.out_spec(CONV, X[..., 1:]), fn.StateError, "x must have shape")
 case(
@@ -414,6 +420,10 @@ SPEC = {
     "groups that do not divide": (
         init("conv_init", X, W, groups=3),
         "groups must divide the 4 input and 6 output channels, got 3",
+    ),
+    "groups that divide the inputs only": (
+        init("conv_init", X, W[:5], groups=2),
+        "groups must divide the 4 input and 5 output channels, got 2",
     ),
     "groups 0": (init("conv_init", X, W, groups=0), "groups must be at least 1, got 0"),
     "channels that do not fit": (init("conv_init", X, W), r"I/groups = 4 .*got \(6, 2, 3, 2\)"),

@@ -45,7 +45,7 @@ LAYERS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "serial": (L.serial(L.conv(3, 2), L.tanh(), L.flatten(), L.linear(5)), IMAGE),
     "serial of nothing": (L.serial(), FLAT),
     "parallel sum": (L.parallel(L.conv(3, 1), L.serial(L.conv(3, 3, padding="same"), L.tanh())), IMAGE),
-    "parallel concat": (L.parallel(L.conv(3, 1), L.conv(2, 3, padding="same"), combine="concat"), IMAGE),
+    "parallel concat": (L.parallel(L.conv(3, 1), L.conv(2, 3, padding="same"), L.relu(), combine="concat"), IMAGE),
     "parallel concat last": (
         L.parallel(L.conv(3, 1, layout="channels_last"), L.relu(), combine="concat", layout="channels_last"),
         (2, 7, 5, 4),
@@ -204,6 +204,17 @@ def test_bfloat16_and_complex_parameters() -> None:
     params, state, _ = L.conv(3, 2).init(0, z)
     assert params["weight"].dtype == np.complex64
     assert params["weight"].imag.std() > 0
+
+
+def test_gradients_of_a_complex_linear_layer_are_adjoints() -> None:
+    x, dy = (draw((3, n)) + 1j * draw((3, n))[::-1] for n in (5, 4))
+    layer = L.linear(4, bias=False)
+    params, state, _ = layer.init(0, x)
+    y, state = layer.forward(params, state, x)
+    dx, grads = layer.backward(params, state, dy)
+    wanted = np.vdot(y, dy)
+    np.testing.assert_allclose(np.vdot(x, dx), wanted, rtol=1e-12)
+    np.testing.assert_allclose(np.vdot(params["weight"], grads["weight"]), wanted, rtol=1e-12)
 
 
 # ---- activations and losses --------------------------------------------------------------------------------------------

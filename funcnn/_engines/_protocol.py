@@ -35,6 +35,11 @@ class Plan(Generic[S]):
         self._key: tuple[Any, ...] = (self.engine, type(spec), spec, options, library, device, self.algorithm)
         self._hash = hash(self._key)
 
+    @classmethod
+    def refusal(cls, spec: Spec) -> str | None:
+        """Why this engine cannot do a Spec of its kind; None if it can."""
+        return None
+
     def choose_algorithm(self) -> str:
         """Name of the way this engine takes; engines with several ways override it."""
         return "direct"

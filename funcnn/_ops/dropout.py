@@ -6,7 +6,16 @@ import dataclasses
 
 from funcnn._arrays import Array, ArraySpec, describe, library_of, named
 from funcnn._engines import plan_for
-from funcnn._ops._door import check_array, check_batch, check_bool, check_state, empty, in_layout, to_engine, to_user
+from funcnn._ops._door import (
+    check_array,
+    check_batch,
+    check_bool,
+    check_same_batch,
+    check_state,
+    empty,
+    to_engine,
+    to_user,
+)
 from funcnn._spec import Options, dropout_spec
 from funcnn.errors import StateError
 from funcnn.state import DropoutState, clear, register_pytrees
@@ -159,5 +168,7 @@ def dropout_backward(dy: Array, state: DropoutState) -> Array:
             f"{function}: state must come from dropout with train=True, got a state without mask; "
             f"pass the state that dropout returned"
         )
-    check_array(function, "state.mask", state.mask, plan, (batch, *in_layout(spec.x_shape, spec)), "bool")
+    check_same_batch(
+        function, "dy", batch, "state.mask", check_batch(function, "state.mask", state.mask, plan, spec.x_shape, "bool")
+    )
     return to_user(plan.backward(to_engine(dy, plan), to_engine(state.mask, plan)), plan)

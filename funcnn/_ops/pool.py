@@ -11,13 +11,12 @@ import numpy as np
 from funcnn._arrays import Array, ArraySpec, describe, library_of, named
 from funcnn._engines import plan_for
 from funcnn._ops._door import (
-    check_array,
     check_batch,
     check_bool,
     check_differentiable,
+    check_same_batch,
     check_state,
     empty,
-    in_layout,
     to_engine,
     to_user,
 )
@@ -368,8 +367,9 @@ def _check_argmax(function: str, state: MaxPoolState, batch: int | None) -> None
             f"{function}: state must come from max_pool with train=True, got a state without argmax; "
             f"pass the state that max_pool returned"
         )
-    n = got[0] if batch is None else batch
-    check_array(function, "state.argmax", argmax, state.plan, (n, *in_layout(spec.y_shape, spec)), spec.argmax_dtype)
+    n = check_batch(function, "state.argmax", argmax, state.plan, spec.y_shape, spec.argmax_dtype)
+    if batch is not None:
+        check_same_batch(function, "dy", batch, "state.argmax", n)
     if isinstance(argmax, np.ndarray) and argmax.size:
         _check_argmax_values(function, to_engine(argmax, state.plan), spec)
 

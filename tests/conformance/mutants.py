@@ -1,0 +1,276 @@
+"""The mutants of `mutate.py`: for each section, the backends to test on and what to break in the package."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """`old` occurs once in `file` and becomes `new`; the test file `first` runs before the others."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    first: str
+
+
+class Section(NamedTuple):
+    backends: str
+    mutants: list[Mutant]
+
+
+def section(backends: str, *files: tuple[str, list[tuple[str, str, str, str]]]) -> Section:
+    """From files with rows of (name, old, new, test file without "test_")."""
+    return Section(
+        backends,
+        [
+            Mutant(name, f"funcnn/{file}", old, new, f"tests/test_{first}.py")
+            for file, rows in files
+            for name, old, new, first in rows
+        ],
+    )
+
+
+SPEC = [
+    ("'same' has the odd cell first", "(less, more) if", "(more, less) if", "spec"),
+    ("'same' crops where the stride is over the kernel", "+ reach + 1 - size, 0)", "+ reach + 1 - size, -9)", "spec"),
+    ("'full' and 'same' forget dilation", "reach = dilation * (kernel - 1)", "reach = kernel - 1", "spec"),
+    ("a ceil window may start in the trailing padding", "out * s < size + lo:", "out * s <= size + lo:", "spec"),
+    ("the divisor counts the ceil overhang", "last = min(axis.kernel, ceil_div(high - start, axis.dilation))",
+     "last = axis.kernel", "avg_pool"),
+    ("the divisor forgets the leading padding", "(-axis.lo, axis.size + axis.hi)", "(0, axis.size + axis.hi)",
+     "avg_pool"),
+    ("the divisor forgets the trailing padding", "(-axis.lo, axis.size + axis.hi)", "(-axis.lo, axis.size)", "avg_pool"),
+    ("the divisor always counts padding", "_counts(axis, self.count_include_pad)", "_counts(axis, True)", "avg_pool"),
+    ("the divisor forgets dilation", "ceil_div(low - start, axis.dilation)", "low - start", "avg_pool"),
+    ("a max pool's window may hold padding only", "_counts(axis, include_pad=False)", "_counts(axis, include_pad=True)",
+     "errors"),
+    ("an argmax of 256 cells takes two bytes", "cells <= _INDEX_LIMIT", "cells < _INDEX_LIMIT", "max_pool"),
+    ("conv_transpose forgets dilation", "(out - 1) * s + span(k, d) - lo", "(out - 1) * s + span(k, 1) - lo",
+     "conv_transpose"),
+    ("conv_transpose forgets the trailing padding", "span(k, d) - lo - hi", "span(k, d) - lo - lo", "conv_transpose"),
+    ("'same' forgets output_size", "out * s if output_size is None else output_size[i]", "out * s", "conv_transpose"),
+    ("output_padding must be below the stride", "if e >= max(s, d)", "if e >= s", "conv_transpose"),
+    ("output_size may reach the next input size", "0 <= extra < max(s, d)", "0 <= extra <= max(s, d)", "errors"),
+    ("the int32 limit of conv_transpose forgets dilation", "a.stride // math.gcd(a.stride, a.dilation)", "a.stride",
+     "conv_transpose"),
+    ("one int32 term too few", "> MAX_INT32_TERMS", ">= MAX_INT32_TERMS", "conv"),
+    ("groups need not divide the outputs", "channels % groups or outputs % groups", "channels % groups", "errors"),
+    ("a seed of 2**64", "value >= 2**64", "value > 2**64", "errors"),
+]  # fmt: skip
+
+XP = [
+    ("a max pool reads 0 for padding", "-math.inf if real", "0 if real", "max_pool"),
+    ("an integer max pool reads 0 for padding", "int(w.xp.iinfo(wide.dtype).min)", "0", "max_pool"),
+    ("a max pool's last maximum wins", "w.xp.min(w.xp.where(hit, tap, w.xp.full_like(tap, spec.taps - 1))",
+     "w.xp.max(w.xp.where(hit, tap, w.xp.zeros_like(tap))", "max_pool"),
+    ("a max pool loses NaN", "hit = hit | w.xp.isnan(cells)", "pass", "max_pool"),
+    ("-inf in the padding wins", 'hit = hit & w.constant(_inside(spec.axes), x, "bool")', "pass", "max_pool"),
+    ("half floats are summed as such", "w.cast(array, _sum_dtype(self.spec.y_dtype))",
+     "w.cast(array, self.spec.y_dtype)", "conv"),
+    ("a complex infinity times a real weight", "if self.spec.weight_dtype == self.spec.dtype:", "if True:", "conv"),
+    ("an imaginary infinity loses its sign", "(imag < 0, -math.inf)", "(imag < 0, math.inf)", "conv"),
+    ("groups swap the roles of channels and taps", "rows = c // spec.groups * (math.prod(rest) // columns)",
+     "rows = c // spec.groups * (math.prod(rest) // columns); array = w.xp.flip(array, axis=1)", "conv"),
+    ("windows step over a cell of the input", "(cells < 0) | (cells >= axis.size)",
+     "(cells < 0) | (cells >= axis.size - (axis.lo > 0))", "conv"),
+    ("windows of padding only are divided by 0", "np.maximum(counts, 1)", "np.maximum(counts, 0)", "avg_pool"),
+    ("half floats are averaged as such", "w.sum_taken(w.cast(x, _sum_dtype(spec.dtype)),", "w.sum_taken(x,", "avg_pool"),
+    ("all rows of dropout share a key", "np.arange(n), like", "np.arange(n) * 0, like", "dropout"),
+    ("a hash equal to the rate is dropped", "_shift(v, 1) >= limit", "_shift(v, 1) > limit", "dropout"),
+    ("backward ignores padding", "np.arange(axis.size)[:, None] + axis.lo -", "np.arange(axis.size)[:, None] -", "conv"),
+    ("backward reaches cells between the strides", "(offset % axis.stride != 0) |", "", "conv"),
+    ("backward forgets the last window", "(window >= axis.out)", "(window >= axis.out - 1)", "conv"),
+    ("the data gradient swaps the strides of H and W", "return w.fold(windows, spec.axes)",
+     "return w.fold(windows, tuple(a._replace(stride=b.stride) for a, b in zip(spec.axes, spec.axes[::-1])))", "conv"),
+    ("the weight gradient drops dilation", "w, self._grouped(w, w.unfold(self._widen(w, x), spec.axes, 0))\n",
+     "w, self._grouped(w, w.unfold(self._widen(w, x), tuple(a._replace(dilation=1) for a in spec.axes), 0))\n", "conv"),
+    ("the weight gradient ignores padding", "w, self._grouped(w, w.unfold(self._widen(w, x), spec.axes, 0))\n",
+     "w, self._grouped(w, w.unfold(self._widen(w, x), tuple(a._replace(lo=0) for a in spec.axes), 0))\n", "conv"),
+    ("the weight gradient forgets flip", "self._flipped(w, gradient)", "gradient", "conv"),
+    ("the weight gradient loses a row of the batch", "rows = self._batch_last(w, self._grouped(w, self._widen(w, y)))",
+     "y = w.xp.concat([y[:-1, ...], y[-1:, ...] * (y.shape[0] == 1)]); "
+     "rows = self._batch_last(w, self._grouped(w, self._widen(w, y)))", "conv"),
+    ("the gradient of a real weight is the imaginary part", "w.xp.real(gradient)", "w.xp.imag(gradient)", "conv"),
+    ("the bias gradient sums half floats as such", "w.xp.sum(self._widen(w, dy),", "w.xp.sum(dy,", "conv"),
+    ("backward does not conjugate", "self._windows().xp.conj(a) if", "a if", "conv"),
+    ("a max pool's backward spreads NaN", "w.xp.where(chosen, dy, w.xp.zeros_like(dy))",
+     "dy * w.xp.astype(chosen, dy.dtype)", "max_pool"),
+    ("a max pool's backward sums half floats as such", "w.cast(dy, _sum_dtype(spec.dtype)), flat)", "dy, flat)",
+     "max_pool"),
+    ("an average's backward divides by the whole window", "dy / self._divisor(w, dy)", "dy / spec.taps", "avg_pool"),
+    ("an average's backward sums half floats as such", "dy = w.cast(dy, _sum_dtype(spec.dtype))\n", "pass\n", "avg_pool"),
+    ("dropout's backward forgets the scale", "return self._select(_Windows(self.library), dy, mask)",
+     "return _Windows(self.library).xp.where(mask, dy, dy * 0)", "dropout"),
+]  # fmt: skip
+
+PROTOCOL = [
+    ("dx of a complex convolution does not conjugate", "self.conjugate(weight), None", "weight, None", "conv"),
+    ("dweight of a complex convolution does not conjugate", "x = self.conjugate(x)", "pass", "conv"),
+    ("plans of other options are equal", "spec, options, library, device, self.algorithm)",
+     "spec, library, device, self.algorithm)", "state"),
+]  # fmt: skip
+
+HASH = [
+    ("the high word of a seed is lost", " ^ seed >> 32", "", "dropout"),
+    ("the rate is cut, not rounded", "return round(rate", "return int(rate", "dropout"),
+]
+
+DOOR = [
+    ("H and W may be swapped", "got[1:] != shape", "sorted(got[1:]) != sorted(shape)", "errors"),
+    ("any dtype will do", "if name_of(array.dtype) != dtype:", "if False:", "errors"),
+    ("a state of any op will do", "if type(state) is kind:", "if isinstance(state, OpState):", "errors"),
+]
+
+POOL = [
+    ("an evaluation keeps an old argmax", "clear(state) if argmax is None", "state if argmax is None", "max_pool"),
+    ("flat indices forget dilation", "tap * axis.dilation - axis.lo\n", "tap - axis.lo\n", "max_pool"),
+    ("an argmax may name one cell of the trailing padding", "cell.max() >= axis.size", "cell.max() > axis.size",
+     "errors"),
+    ("an argmax may be one too large", "highest >= spec.taps", "highest > spec.taps", "errors"),
+]  # fmt: skip
+
+DROPOUT = [
+    ("the step stands still", "state.step + 1", "state.step + 0", "dropout"),
+    ("an evaluation keeps an old mask", "copy=True), clear(state)", "copy=True), state", "dropout"),
+    ("an evaluation returns its argument", "copy=True)", "copy=False)", "dropout"),
+]
+
+STATE = [
+    ("clear keeps the memory", "return xp.zeros((0,) * array.ndim, dtype=array.dtype, **place)",
+     "return array[(slice(0, 0),) * array.ndim]", "state"),
+    ("clear resets the step of dropout", "replace(self, mask=empty_like(self.mask))",
+     "replace(self, mask=empty_like(self.mask), step=self.step * 0)", "state"),
+    ("a pickled state forgets its batch", "return cls(plan, *leaves, batch=batch)", "return cls(plan, *leaves)", "state"),
+]  # fmt: skip
+
+LAYERS = {
+    "ops": [
+        ("a linear layer's dx does not conjugate", "_conj(xp, _as(xp, weight, d))", "_as(xp, weight, d)", "layers"),
+        ("a linear layer's dweight does not conjugate", "_conj(xp, _as(xp, x, d))", "_as(xp, x, d)", "layers"),
+    ],
+    "activations": [
+        ("relu passes a gradient at 0", "xp.where(x <= 0,", "xp.where(x < 0,", "layers"),
+        ("softmax's backward forgets its sum", "y * (dy - xp.sum(dy * y, axis=axis, keepdims=True))", "y * dy", "layers"),
+    ],
+    "combinators": [
+        ("residual's backward forgets the short cut", "return dy + dx, grads", "return dx, grads", "layers"),
+        ("parallel splits at equal widths", "start += size", "start += sizes[0]", "layers"),
+        ("parallel sums half floats as such", "array in arrays] if half else", "array in arrays] if False else",
+         "layers"),
+    ],
+    "losses": [
+        ("half the gradient of the squared error", "difference * (2 / count)", "difference * (1 / count)", "layers"),
+        ("cross entropy's gradient is of the sum", "xp.astype(hit, a.dtype)) / count", "xp.astype(hit, a.dtype))",
+         "layers"),
+    ],
+}  # fmt: skip
+
+AXES = [
+    ("the last window inside is forgotten", "(self.size - 1 - start) // self.stride + 1",
+     "(self.size - 1 - start) // self.stride", "conv"),
+]  # fmt: skip
+
+MEMORY = [
+    ("a strided block passes for a matrix", "if step is not None and stride != step:", "if False:", "conv"),
+    ("padding is what was in scratch", "target[border] = 0", "pass", "conv"),
+    ("a block loses its last pixel", "yield size * i // parts, size * (i + 1) // parts",
+     "yield size * i // parts, size * (i + 1) // parts - (i + 1 < parts)", "conv"),
+]  # fmt: skip
+
+CONV = [
+    ("1x1 forgets its stride", "a.stride == 1 and a.lo == 0 and", "a.lo == 0 and", "conv"),
+    ("1x1 forgets its leading padding", "a.stride == 1 and a.lo == 0 and", "a.stride == 1 and", "conv"),
+    ("1x1 forgets its trailing padding", "and a.lo == 0 and a.out == a.size for", "and a.lo == 0 for", "conv"),
+    ("16-bit sums beyond float64", '"uint16": 2**21', '"uint16": 2**30', "conv"),
+    ("a channels-last weight lies channels-first", "weight = np.moveaxis(weight, 1, -1)", "pass", "conv"),
+    ("an infinite depthwise weight reaches cells between rows", ' and np.isfinite(weight).all():', ":", "conv"),
+    ("the weight gradient keeps the last block only", "np.add(total, np.matmul(gradient, columns, out=part), out=total)",
+     "np.matmul(gradient, columns, out=total)", "conv"),
+    ("a channels-last weight gradient lies channels-first", "return np.moveaxis(rows.reshape(o, *kernel, i), -1, 1)",
+     "return rows.reshape(o, i, *kernel)", "conv"),
+    ("the gradient of a real weight does not conjugate", "real(x.real, y.real) - real(", "real(x.real, y.real) + real(",
+     "conv"),
+    ("the bias gradient sums half floats as such", "*range(2, dy.ndim)), dtype=dtype)", "*range(2, dy.ndim)))", "conv"),
+    ("backward does not conjugate", "a.conj() if a.dtype.kind", "a if a.dtype.kind", "conv"),
+    ("the data gradient forgets flip", "axis.kernel - 1 - tap if flip else tap", "tap", "conv"),
+    ("the data gradient forgets the last window of a block", "min(last, hi)", "min(last, hi - 1)", "conv"),
+]  # fmt: skip
+
+DEPTHWISE = [
+    ("taps of one phase lie too near", "step * axis.dilation // axis.stride", "axis.dilation // axis.stride", "conv"),
+    ("a task forgets its last channel", "slice(c, min(c + together, channels))",
+     "slice(c, min(c + together, channels - (c > 0)))", "conv"),
+    ("a task forgets its last row", "(r, min(r + height, rows))", "(r, min(r + height, rows - (r > 0)))", "conv"),
+    ("every task reads the first rows", "lo = row if i == 0 else 0", "lo = 0", "conv"),
+    ("the kernel is never flipped", "if spec.flip else weight", "if False else weight", "conv"),
+    ("the last row of a phase is forgotten", "(axis.size - 1 + axis.lo - phase) // axis.stride + 1",
+     "(axis.size - 1 + axis.lo - phase) // axis.stride", "conv"),
+    ("the data gradient's tasks do not overlap", "halo = _most_shift(axes[0])", "halo = 0", "conv"),
+    ("the data gradient overwrites the bias of a transposed conv", "np.add(part, plane[tuple(source)], out=part)",
+     "np.copyto(part, plane[tuple(source)])", "conv_transpose"),
+    ("the data gradient adds two outputs of a channel at most", "if m:", "if m == 1:", "conv"),
+    ("the weight gradient forgets flip", "kernel = np.flip(kernel, axis=tuple(range(2, kernel.ndim)))", "pass", "conv"),
+    ("the weight gradient keeps the last task only", "parts.sum(axis=0)", "parts[-1]", "conv"),
+    ("the weight gradient forgets a phase's shift", "start = work.slack + sum(p.shift * q",
+     "start = work.slack + 0 * sum(p.shift * q", "conv"),
+]  # fmt: skip
+
+POOLS = [
+    ("a max pool's last maximum wins", "np.greater(value, old, out=better)", "np.greater_equal(value, old, out=better)",
+     "max_pool"),
+    ("a max pool's last NaN wins", "np.isnan(value) & ~np.isnan(old)", "np.isnan(value)", "max_pool"),
+    ("an argmax loses NaN", "np.isnan(best.max())", "False", "max_pool"),
+    ("a task reads a row too few", "- axis.lo + axis.span))", "- axis.lo + axis.span - 1))", "max_pool"),
+    ("a task forgets its last channel or row", "slice(lo, min(lo + most, size))",
+     "slice(lo, min(lo + most, size - (lo > 0)))", "max_pool"),
+    ("the argmax mixes up the sizes of the kernel", "stride *= axes[i].kernel", "stride *= axes[0].kernel", "max_pool"),
+    ("windows that tap 0 misses start anew", "known = min(known, first)", "pass", "max_pool"),
+    ("windows of padding only are what was in scratch", "if not _all_covered(axis):", "if False:", "avg_pool"),
+    ("all tasks divide as the first rows", "self._divisor[job.rows]", "self._divisor[: job.rows.stop - job.rows.start]",
+     "avg_pool"),
+    ("one divisor where the corners agree", "counts.min() == counts.max()", "counts.flat[0] == counts.flat[-1]",
+     "avg_pool"),
+    ("a max pool's backward forgets that dilated windows overlap", "axis.stride >= axis.span for",
+     "axis.stride >= axis.kernel for", "max_pool"),
+    ("a large window's backward drops dilation", "np.arange(axis.kernel) * axis.dilation", "np.arange(axis.kernel)",
+     "max_pool"),
+    ("a large window's backward ignores padding", "np.arange(axis.out) * axis.stride - axis.lo",
+     "np.arange(axis.out) * axis.stride", "max_pool"),
+    ("an average's backward overwrites", "np.add(part, y[_at(i, pair[0])], out=part)",
+     "np.copyto(part, y[_at(i, pair[0])])", "avg_pool"),
+    ("an average's backward rounds half floats twice", 'casting="unsafe", dtype=dtype)', 'casting="unsafe")', "avg_pool"),
+]  # fmt: skip
+
+BLAS_DROPOUT = [
+    ("a hash equal to the rate is dropped", "np.greater_equal(v, np.uint32", "np.greater(v, np.uint32", "dropout"),
+    ("blocks of a long row share a mask", "(int(first[row]) + lo)", "(int(first[row]))", "dropout"),
+    ("the scale is rounded to half floats", "x.astype(np.float32) * np.float32(scale)", "x * scale", "dropout"),
+    ("backward loses the imaginary part", "((x.real, y.real), (x.imag, y.imag))", "((x.real, y.real),)", "dropout"),
+    ("backward forgets the scale", "return self._select(dy, mask)", "return np.where(mask, dy, dy * 0)", "dropout"),
+]  # fmt: skip
+
+SECTIONS = {
+    "spec": section("numpy_xp", ("_spec.py", SPEC)),
+    "xp": section("numpy_xp", ("_engines/xp.py", XP)),
+    "shared": section(
+        "numpy_xp",
+        ("_engines/_protocol.py", PROTOCOL),
+        ("_engines/_hash.py", HASH),
+        ("_ops/_door.py", DOOR),
+        ("_ops/pool.py", POOL),
+        ("_ops/dropout.py", DROPOUT),
+        ("state.py", STATE),
+    ),
+    "layers": section("numpy_xp", *((f"_layers/_{file}.py", rows) for file, rows in LAYERS.items())),
+    "blas": section(
+        "numpy_blas,numpy_blas_readonly",
+        ("_spec.py", AXES),
+        ("_engines/blas/_memory.py", MEMORY),
+        ("_engines/blas/_conv.py", CONV),
+        ("_engines/blas/_depthwise.py", DEPTHWISE),
+        ("_engines/blas/_pool.py", POOLS),
+        ("_engines/blas/_dropout.py", BLAS_DROPOUT),
+    ),
+}
