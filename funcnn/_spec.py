@@ -367,7 +367,7 @@ def _window_axes(
         room = size + lo + hi - wide
         out = room // s + 1
         # Caffe's ceiling with the rule of torch and ONNX: a window that would start in the trailing padding is dropped.
-        if ceil_mode and padding not in ("same", "same_lower") and room % s and out * s < size + lo:
+        if ceil_mode and room % s and out * s < size + lo:  # (never so with "same")
             out += 1
         axes.append(_axis(size, k, s, d, lo, hi, out))
     return tuple(axes)

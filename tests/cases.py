@@ -101,6 +101,8 @@ CONV = [
     conv("groups with flip and dilation", (1, 4, 6, 7), (2, 2, 3, 2), groups=2, flip=True, dilation=(2, 3)),
     conv("depthwise", (2, 3, 6, 7), (3, 1, 3, 2), groups=3),
     conv("depthwise with multiplier", (2, 3, 5, 6), (6, 1, 2, 3), groups=3, padding=((0, 1), (2, 0))),
+    conv("depthwise with dilation", (1, 2, 8, 9), (2, 1, 3, 2), groups=2, dilation=(2, 3)),
+    conv("depthwise with three outputs a channel", (1, 2, 5, 4), (6, 1, 2, 3), groups=2, stride=(2, 1)),
     conv("depthwise with everything", (1, 2, 9, 8), (4, 1, 3, 2), groups=2, stride=(3, 2), dilation=(2, 3), flip=True,
          padding=((2, 1), (0, 4))),
     conv("depthwise same", (1, 3, 7, 4), (3, 1, 4, 3), groups=3, stride=(2, 3), padding="same"),
@@ -115,6 +117,7 @@ CONV = [
     conv("1x1 at the ends", (1, 2, 5), (3, 2, 1), stride=4),
     conv("kernel as large as the input", (3, 2, 4, 5), (4, 2, 4, 5)),
     conv("kernel larger than the input", (2, 2, 3, 2), (3, 2, 5, 4), padding=((1, 2), (2, 1))),
+    conv("one window with dilation", (2, 2, 5, 7), (3, 2, 3, 2), dilation=(2, 5)),
     conv("one cell", (2, 3, 1, 1), (4, 3, 3, 3), padding=1),
     conv("one channel", (2, 1, 6, 5), (1, 1, 3, 2)),
     conv("no input channels", (2, 0, 4, 5), (3, 0, 2, 3), padding=(1, 0), stride=(1, 2)),
@@ -192,6 +195,7 @@ _POOLS: list[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
 
 MAX_POOL = [
     *(max_pool(name, x, kernel, **options) for name, x, kernel, options in _POOLS),
+    max_pool("many cells with dilation", (1, 2, 14, 15), (5, 7), stride=2, dilation=(3, 2), padding=((2, 0), (0, 1))),
     max_pool("257 cells", (1, 1, 300), (257,), stride=20),  # one more than a byte can number
 ]
 

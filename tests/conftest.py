@@ -22,6 +22,7 @@ hypothesis.settings.load_profile("fixed")
 class Backend(enum.Enum):
     """An engine on the arrays of a library: (module, engine, read-only inputs)."""
 
+    NUMPY_JIT = ("numpy", "jit", False)
     NUMPY_XP = ("numpy", "xp", False)
     NUMPY_BLAS = ("numpy", "blas", False)
     NUMPY_BLAS_READONLY = ("numpy", "blas", True)

@@ -206,7 +206,7 @@ def test_wrt_takes_one_name(backend: Backend) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("name", ["x", "weight", "bias", "dy"])
-@pytest.mark.parametrize("case", BOTH, ids=str)
+@pytest.mark.parametrize("case", [*BOTH, conv("bare depthwise", (2, 3, 6, 7), (3, 1, 3, 2), groups=3)], ids=str)
 @pytest.mark.filterwarnings("ignore:invalid value")
 def test_nan_and_infinities_stay_where_the_loops_have_them(
     backend: Backend, case: Case, name: str, value: float

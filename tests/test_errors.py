@@ -495,9 +495,9 @@ for label, (call, pattern) in SPEC.items():
 
 case(
     "engine that is not there",
-    init("conv_init", X, W, groups=2, engine="jit"),
+    init("conv_init", X, W, groups=2, engine="cudnn"),
     fn.EngineError,
-    "engine must be able to do the job, got 'jit': ",
+    "engine must be able to do the job, got 'cudnn': ",
 )
 case(
     "engine for other arrays",

@@ -57,7 +57,7 @@ def test_the_split_is_stratified_and_whole() -> None:
 
 def test_it_learns_and_the_saved_weights_know_as_much(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train_digits.train(np, seed=0, epochs=2)
-    assert "engine 'blas'" in capsys.readouterr().out
+    assert "engine 'jit'" in capsys.readouterr().out
     losses, _, accuracies = np.asarray(run.history).T
     assert losses[1] < losses[0]
     _, test = train_digits.load(0)

@@ -24,7 +24,7 @@ from running import assert_results, run
 import funcnn as fn
 
 # Read-only arrays run the same engine: once is enough here.
-ENGINES = [b for b in selected_backends() if b in (Backend.NUMPY_XP, Backend.NUMPY_BLAS)]
+ENGINES = [b for b in selected_backends() if b in (Backend.NUMPY_JIT, Backend.NUMPY_XP, Backend.NUMPY_BLAS)]
 each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda b: b.name.lower())
 
 CONV_OPTIONS = ("stride", "padding", "named padding", "dilation", "groups", "multiplier", "flip", "layout", "complex",

@@ -224,11 +224,13 @@ LARGE = [
     conv("large strided groups", (2, 32, 50, 61), (8, 16, 5, 3), groups=2, stride=(2, 1), padding=((1, 2), (0, 1))),
     conv("large 1x1", (3, 64, 33, 31), (48, 64, 1, 1)),
     conv("large depthwise", (2, 40, 60, 70), (40, 1, 3, 5), groups=40, stride=(1, 2), padding=(1, 2)),
+    conv("large depthwise two channels", (1, 2, 1100, 300), (4, 1, 3, 2), groups=2, padding=(1, 0)),
     Case("large transpose", "conv_transpose", (2, 24, 30, 31), (24, 16, 4, 3), {"stride": 2, "padding": (1, 0)}),
     Case("large max", "max_pool", (2, 40, 90, 101), (3, 2), {"stride": (2, 1), "padding": (1, 0)}),
     Case("large max one channel", "max_pool", (1, 1, 1200, 600), (3, 2), {"stride": (2, 1), "padding": (1, 0)}),
     Case("large avg", "avg_pool", (2, 40, 90, 101), (2, 4), {"stride": (2, 1), "padding": (1, 0), "ceil_mode": True}),
-    Case("large avg one channel", "avg_pool", (1, 1, 1200, 600), (2, 4), {"stride": (2, 1), "padding": (1, 0)}),
+    Case("large avg one channel", "avg_pool", (1, 1, 1200, 600), (2, 4),
+         {"stride": (2, 1), "padding": (1, 0), "count_include_pad": False}),
 ]  # fmt: skip
 
 

@@ -31,7 +31,7 @@ class _Engine(NamedTuple):
 
 # In order of preference: the first that takes the arrays' library and is available is the one for engine="auto".
 _TABLE: dict[str, _Engine] = {
-    "jit": _Engine(("numpy",), None),
+    "jit": _Engine(("numpy",), "funcnn._engines.jit"),
     "blas": _Engine(("numpy",), "funcnn._engines.blas"),
     "cudnn": _Engine(("cupy",), None),
     "cuda": _Engine(("cupy",), None),
@@ -84,9 +84,10 @@ def _refusal(name: str, spec: Spec, library: str) -> str | None:
     info = _info(name)
     if not info.available:
         return info.reason
-    if type(spec) not in importlib.import_module(str(engine.module)).PLANS:
+    plan = importlib.import_module(str(engine.module)).PLANS.get(type(spec))
+    if plan is None:
         return f"it has no {type(spec).__name__.removesuffix('Spec')}"
-    return None
+    return plan.refusal(spec)
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------

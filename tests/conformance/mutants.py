@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 
 class Mutant(NamedTuple):
-    """`old` occurs once in `file` and becomes `new`; the test file `first` runs before the others."""
+    """`old` occurs once in `file` and becomes `new`; the test files `first` run before the others."""
 
     name: str
     file: str
     old: str
     new: str
-    first: str
+    first: tuple[str, ...]
 
 
 class Section(NamedTuple):
@@ -21,11 +21,11 @@ class Section(NamedTuple):
 
 
 def section(backends: str, *files: tuple[str, list[tuple[str, str, str, str]]]) -> Section:
-    """From files with rows of (name, old, new, test file without "test_")."""
+    """From files with rows of (name, old, new, "conv memory" for test_conv.py and test_memory.py)."""
     return Section(
         backends,
         [
-            Mutant(name, f"funcnn/{file}", old, new, f"tests/test_{first}.py")
+            Mutant(name, f"funcnn/{file}", old, new, tuple(f"tests/test_{part}.py" for part in first.split()))
             for file, rows in files
             for name, old, new, first in rows
         ],
@@ -57,6 +57,7 @@ SPEC = [
      "conv_transpose"),
     ("one int32 term too few", "> MAX_INT32_TERMS", ">= MAX_INT32_TERMS", "conv"),
     ("groups need not divide the outputs", "channels % groups or outputs % groups", "channels % groups", "errors"),
+    ("a single window forgets its dilation", "dilation if kernel > 1 else 1", "dilation if out > 1 else 1", "conv"),
     ("a seed of 2**64", "value >= 2**64", "value > 2**64", "errors"),
 ]  # fmt: skip
 
@@ -120,6 +121,7 @@ HASH = [
 DOOR = [
     ("H and W may be swapped", "got[1:] != shape", "sorted(got[1:]) != sorted(shape)", "errors"),
     ("any dtype will do", "if name_of(array.dtype) != dtype:", "if False:", "errors"),
+    ("dy may be of another batch", "if batch != expected:", "if batch > expected:", "errors"),
     ("a state of any op will do", "if type(state) is kind:", "if isinstance(state, OpState):", "errors"),
 ]
 
@@ -176,24 +178,28 @@ MEMORY = [
     ("a strided block passes for a matrix", "if step is not None and stride != step:", "if False:", "conv"),
     ("padding is what was in scratch", "target[border] = 0", "pass", "conv"),
     ("a block loses its last pixel", "yield size * i // parts, size * (i + 1) // parts",
-     "yield size * i // parts, size * (i + 1) // parts - (i + 1 < parts)", "conv"),
+     "yield size * i // parts, size * (i + 1) // parts - (i + 1 < parts)", "memory"),
 ]  # fmt: skip
 
 CONV = [
     ("1x1 forgets its stride", "a.stride == 1 and a.lo == 0 and", "a.lo == 0 and", "conv"),
-    ("1x1 forgets its leading padding", "a.stride == 1 and a.lo == 0 and", "a.stride == 1 and", "conv"),
+    ("1x1 forgets its leading padding", "a.stride == 1 and a.lo == 0 and", "a.stride == 1 and", "conv_transpose"),
     ("1x1 forgets its trailing padding", "and a.lo == 0 and a.out == a.size for", "and a.lo == 0 for", "conv"),
     ("16-bit sums beyond float64", '"uint16": 2**21', '"uint16": 2**30', "conv"),
     ("a channels-last weight lies channels-first", "weight = np.moveaxis(weight, 1, -1)", "pass", "conv"),
-    ("an infinite depthwise weight reaches cells between rows", ' and np.isfinite(weight).all():', ":", "conv"),
+    ("an infinite depthwise weight reaches cells between rows", " and np.isfinite(weight).all():", ":",
+     "conv conv_transpose laws"),
     ("the weight gradient keeps the last block only", "np.add(total, np.matmul(gradient, columns, out=part), out=total)",
-     "np.matmul(gradient, columns, out=total)", "conv"),
+     "np.matmul(gradient, columns, out=total)", "memory"),
     ("a channels-last weight gradient lies channels-first", "return np.moveaxis(rows.reshape(o, *kernel, i), -1, 1)",
      "return rows.reshape(o, i, *kernel)", "conv"),
     ("the gradient of a real weight does not conjugate", "real(x.real, y.real) - real(", "real(x.real, y.real) + real(",
      "conv"),
-    ("the bias gradient sums half floats as such", "*range(2, dy.ndim)), dtype=dtype)", "*range(2, dy.ndim)))", "conv"),
+    ("the bias gradient sums half floats as such", "self.spec.layout), self.sum_dtype)\n        return sums",
+     "self.spec.layout), dy.dtype)\n        return sums", "conv"),
     ("backward does not conjugate", "a.conj() if a.dtype.kind", "a if a.dtype.kind", "conv"),
+    ("the data gradient sums half floats as such", "np.zeros, shape, dtype, order", "np.zeros, shape, spec.y_dtype, order",
+     "conv"),
     ("the data gradient forgets flip", "axis.kernel - 1 - tap if flip else tap", "tap", "conv"),
     ("the data gradient forgets the last window of a block", "min(last, hi)", "min(last, hi - 1)", "conv"),
 ]  # fmt: skip
@@ -201,18 +207,19 @@ CONV = [
 DEPTHWISE = [
     ("taps of one phase lie too near", "step * axis.dilation // axis.stride", "axis.dilation // axis.stride", "conv"),
     ("a task forgets its last channel", "slice(c, min(c + together, channels))",
-     "slice(c, min(c + together, channels - (c > 0)))", "conv"),
-    ("a task forgets its last row", "(r, min(r + height, rows))", "(r, min(r + height, rows - (r > 0)))", "conv"),
-    ("every task reads the first rows", "lo = row if i == 0 else 0", "lo = 0", "conv"),
+     "slice(c, min(c + together, channels - (c > 0)))", "memory"),
+    ("a task forgets its last row", "(r, min(r + height, rows))", "(r, min(r + height, rows - (r > 0)))", "memory"),
+    ("every task reads the first rows", "lo = row if i == 0 else 0", "lo = 0", "memory"),
     ("the kernel is never flipped", "if spec.flip else weight", "if False else weight", "conv"),
     ("the last row of a phase is forgotten", "(axis.size - 1 + axis.lo - phase) // axis.stride + 1",
      "(axis.size - 1 + axis.lo - phase) // axis.stride", "conv"),
-    ("the data gradient's tasks do not overlap", "halo = _most_shift(axes[0])", "halo = 0", "conv"),
+    ("the data gradient's tasks do not overlap", "halo = _most_shift(axes[0])", "halo = 0", "memory"),
     ("the data gradient overwrites the bias of a transposed conv", "np.add(part, plane[tuple(source)], out=part)",
      "np.copyto(part, plane[tuple(source)])", "conv_transpose"),
     ("the data gradient adds two outputs of a channel at most", "if m:", "if m == 1:", "conv"),
     ("the weight gradient forgets flip", "kernel = np.flip(kernel, axis=tuple(range(2, kernel.ndim)))", "pass", "conv"),
-    ("the weight gradient keeps the last task only", "parts.sum(axis=0)", "parts[-1]", "conv"),
+    ("the weight gradient keeps the last task only", "parts.sum(axis=0)", "parts[-1]", "memory"),
+    ("the weight gradient drops dilation", "*(p.shift_step * s for p, s", "*(s for p, s", "conv"),
     ("the weight gradient forgets a phase's shift", "start = work.slack + sum(p.shift * q",
      "start = work.slack + 0 * sum(p.shift * q", "conv"),
 ]  # fmt: skip
@@ -222,14 +229,14 @@ POOLS = [
      "max_pool"),
     ("a max pool's last NaN wins", "np.isnan(value) & ~np.isnan(old)", "np.isnan(value)", "max_pool"),
     ("an argmax loses NaN", "np.isnan(best.max())", "False", "max_pool"),
-    ("a task reads a row too few", "- axis.lo + axis.span))", "- axis.lo + axis.span - 1))", "max_pool"),
+    ("a task reads a row too few", "- axis.lo + axis.span))", "- axis.lo + axis.span - 1))", "memory"),
     ("a task forgets its last channel or row", "slice(lo, min(lo + most, size))",
-     "slice(lo, min(lo + most, size - (lo > 0)))", "max_pool"),
+     "slice(lo, min(lo + most, size - (lo > 0)))", "memory"),
     ("the argmax mixes up the sizes of the kernel", "stride *= axes[i].kernel", "stride *= axes[0].kernel", "max_pool"),
     ("windows that tap 0 misses start anew", "known = min(known, first)", "pass", "max_pool"),
     ("windows of padding only are what was in scratch", "if not _all_covered(axis):", "if False:", "avg_pool"),
     ("all tasks divide as the first rows", "self._divisor[job.rows]", "self._divisor[: job.rows.stop - job.rows.start]",
-     "avg_pool"),
+     "memory"),
     ("one divisor where the corners agree", "counts.min() == counts.max()", "counts.flat[0] == counts.flat[-1]",
      "avg_pool"),
     ("a max pool's backward forgets that dilated windows overlap", "axis.stride >= axis.span for",
@@ -238,6 +245,12 @@ POOLS = [
      "max_pool"),
     ("a large window's backward ignores padding", "np.arange(axis.out) * axis.stride - axis.lo",
      "np.arange(axis.out) * axis.stride", "max_pool"),
+    ("a max pool's backward spreads NaN", "np.bitwise_and(mask, here.view(bits), out=mask)",
+     "np.multiply(here, mask != 0, out=mask.view(dy.dtype))", "max_pool"),
+    ("a max pool's backward overwrites", "np.add(target, mask.view(dy.dtype), out=target)",
+     "np.copyto(target, mask.view(dy.dtype))", "max_pool"),
+    ("an average's backward divides by the whole window", "np.divide(source, self._divisor,",
+     "np.divide(source, self.spec.taps,", "avg_pool"),
     ("an average's backward overwrites", "np.add(part, y[_at(i, pair[0])], out=part)",
      "np.copyto(part, y[_at(i, pair[0])])", "avg_pool"),
     ("an average's backward rounds half floats twice", 'casting="unsafe", dtype=dtype)', 'casting="unsafe")', "avg_pool"),

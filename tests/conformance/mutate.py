@@ -25,7 +25,7 @@ from mutants import SECTIONS, Mutant
 from tqdm import tqdm
 
 ROOT = Path(__file__).parents[2]
-SURVIVED = "SURVIVED"
+PASSED = "all tests passed"
 
 
 class Job(NamedTuple):
@@ -86,9 +86,9 @@ def applied(mutant: Mutant | None, copy: Path) -> Iterator[None]:
 
 
 def first_failure(job: Job, copy: Path, timeout: float) -> str:
-    """Run the likeliest test file, then the others: the first test that fails, or SURVIVED."""
+    """Run the likeliest test files, then the others: the first test that fails, or PASSED."""
+    first = list(job.mutant.first) if job.mutant else []
     files = sorted(str(path.relative_to(copy)) for path in (copy / "tests").glob("test_*.py"))
-    first = [job.mutant.first] if job.mutant and job.mutant.first else []
     rest = [*(name for name in files if name not in first), "funcnn"]
     environ = environment(copy, SECTIONS[job.section].backends)
     with applied(job.mutant, copy):
@@ -96,7 +96,7 @@ def first_failure(job: Job, copy: Path, timeout: float) -> str:
             failure = run_tests(batch, copy, environ, timeout)
             if failure:
                 return failure
-    return SURVIVED
+    return PASSED
 
 
 def run_tests(files: list[str], copy: Path, environ: dict[str, str], timeout: float) -> str | None:
@@ -160,19 +160,21 @@ def main() -> None:
         return
     if not arguments.trust:
         unbroken = {SECTIONS[job.section].backends: Job(job.section, None) for job in jobs}
-        for job, failure in run_all(list(unbroken.values()), arguments.jobs, arguments.timeout).items():
-            if failure != SURVIVED:
+        for job, outcome in run_all(list(unbroken.values()), arguments.jobs, arguments.timeout).items():
+            if outcome != PASSED:
                 raise SystemExit(
-                    f"{job.name}: every test must pass before anything is broken, got a failure of {failure}"
+                    f"{job.name}: every test must pass before anything is broken, got a failure: {outcome}"
                 )
     found = run_all(jobs, arguments.jobs, arguments.timeout)
-    table = sorted(jobs, key=lambda job: found[job] == SURVIVED)
+    survivors = [job for job in jobs if found[job] == PASSED]
     width = max((len(job.name) for job in jobs), default=0)
-    for job in table:
-        print(f"{job.name:{width}}  {found[job]}")
-    survivors = sum(found[job] == SURVIVED for job in jobs)
-    print(f"\n{len(jobs)} mutants, {survivors} survived")
-    sys.exit(survivors > 0)
+    for job in jobs:
+        if job not in survivors:
+            print(f"{job.name:{width}}  {found[job]}")
+    for job in survivors:
+        print(f"{job.name:{width}}  SURVIVED")
+    print(f"\n{len(jobs)} mutants, {len(survivors)} survived")
+    sys.exit(bool(survivors))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from funcnn._engines._order import FIRST, LAST, Array, allocate, memory_order
+from funcnn._engines._order import FIRST, LAST, Array, allocate, channel_sums, memory_order
 from funcnn._engines._protocol import ConvPlan
 from funcnn._engines.blas import _depthwise
 from funcnn._engines.blas._memory import Block, blocks, matrix, put, scratch_in_order, strided
@@ -151,11 +151,8 @@ class BlasConv(ConvPlan):
         return self._weight_of(total, order).astype(spec.weight_dtype, copy=False)
 
     def bias_gradient(self, dy: Array) -> Array:
-        dtype = self.sum_dtype
-        spread = matrix(dy, 1) if memory_order(dy, self.spec.layout) == LAST else None
-        if spread is not None and dy.dtype == dtype and spread.shape[2]:  # a product with ones: BLAS reads once
-            return np.matmul(spread[0], np.ones(spread.shape[2], dtype))
-        return dy.sum(axis=(0, *range(2, dy.ndim)), dtype=dtype).astype(self.spec.y_dtype, copy=False)
+        sums = channel_sums(dy, memory_order(dy, self.spec.layout), self.sum_dtype)
+        return sums.astype(self.spec.y_dtype, copy=False)
 
     def conjugate(self, a: Array) -> Array:
         return a.conj() if a.dtype.kind == "c" else a

@@ -1,0 +1,300 @@
+"""Convolution by register tiles, in one dtype: blocks, and the calls of the kernels of `_gemm`.
+
+Legend: N batch, C channels that are summed, M channels that come out, K = C * taps, NR lanes and MR rows of a tile. All arrays
+have a channels-first shape; memory order decides which side of the tile the pixels are on.
+
+A map works block by block: some rows of windows whose cells fit the L2 cache. Where windows reach padding (or rows do not lie
+as the tile wants them) the block's cells are copied to padded rows in scratch; else they are read where they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib.array_utils import byte_bounds
+
+from funcnn._engines._order import FIRST, LAST, Array
+from funcnn._engines._threads import run_all
+from funcnn._engines.jit import _gemm, _simd
+from funcnn._engines.jit._kernels import kernel
+from funcnn._engines.jit._maps import Maps
+from funcnn._engines.jit._view import (
+    Block,
+    Cut,
+    Steps,
+    View,
+    address_of,
+    blocks,
+    cut_for,
+    grid,
+    merged,
+    parts_of,
+    size_of,
+    steps_of,
+    target_of,
+    targets,
+    view_for,
+)
+from funcnn._engines.jit._walk import Pass, forwards
+from funcnn._scratch import scratch
+from funcnn._spec import ConvSpec
+
+__all__ = ["Dense"]
+
+# Of the panels of windows that are multiplied together.
+PANEL_BYTES = 1 << 20
+# Numbers of a weight that one thread packs while it could be handed to another.
+SHARED_PACKING = 1 << 16
+
+
+class Tile(NamedTuple):
+    """Rows and vectors of a register tile."""
+
+    mr: int
+    nv: int
+
+
+def tiles() -> tuple[Tile, Tile]:
+    """Tiles for pixels as vectors and for channels as vectors: 24 and 28 sums of 32 registers, or 12 of 16."""
+    return (Tile(8, 3), Tile(14, 2)) if _simd.registers() == 32 else (Tile(4, 3), Tile(6, 2))
+
+
+class _Weights(NamedTuple):
+    """Weights as a tile reads them: address, and steps in bytes to the next group, tile, row of a tile, number of a row."""
+
+    memory: Array
+    address: int
+    group: int
+    tile: int
+    row: int
+    step: int
+
+
+class Dense(Maps):
+    """Convolutions that sum over channels."""
+
+    def __init__(self, spec: ConvSpec, dtype: str, threads: int) -> None:
+        super().__init__(spec, dtype, threads)
+        self.tile = dict(zip((FIRST, LAST), tiles(), strict=True))
+        self.pack = kernel(_gemm.pack, dtype)
+        self.convolve_first = {
+            mr: kernel(_gemm.convolve_first, dtype, mr, self.tile[FIRST].nv) for mr in (4, self.tile[FIRST].mr)
+        }
+        self.convolve_last = {nv: kernel(_gemm.convolve_last, dtype, self.tile[LAST].mr, nv) for nv in (1, 2)}
+        self.gradient = kernel(_gemm.weight_gradient, dtype, *self.tile[LAST])
+
+    def weight_gradient(self, x: Array, y: Array, order: str) -> Array:
+        """The gradient (O, I / groups, *k)."""
+        spec = self.spec
+        groups, outputs, channels = spec.groups, spec.outputs // spec.groups, spec.inputs // spec.groups
+        walks, x, y = merged(forwards(spec.axes, spec.flip), x, y)
+        to = steps_of(y)
+        tile, k_count = self.tile[LAST], channels * spec.taps
+        wide = tile.nv * self.lanes
+        padded, tiles_ = -(-outputs // wide) * wide, -(-k_count // tile.mr)
+        total = np.zeros((groups, tiles_ * tile.mr, padded), self.dtype)
+        parts = self._parts(y.size * k_count)
+        view = view_for(self.dtype, steps_of(x), walks, order, False)
+        cut = cut_for(len(x), walks, view.row_numbers * channels * self.item, 1)
+        all_blocks = blocks(len(x), walks, cut)
+        x_at, y_at, total_at = address_of(x), address_of(y), address_of(total)
+        width = walks[2].windows
+
+        def task(job: tuple[int, tuple[int, int]]) -> None:
+            g, (k0, k1) = job
+            k0, k1 = k0 * tile.mr, min(k1 * tile.mr, k_count)
+            c0, c1 = (
+                k0 // spec.taps,
+                -(-k1 // spec.taps),
+            )  # k = (channel, tap): only the channels of this part are needed
+            for block in all_blocks:
+                here = size_of(block)
+                tables = _gradient_tables(view, to, here, c1 - c0, k0 - c0 * spec.taps, wide)
+                start, _, _cells = view.block(x_at, block, g * channels + c0, c1 - c0)
+                packed = scratch("dy", (padded * len(tables.pixels),), self.dtype)
+                dy = address_of(packed)
+                dy_at = y_at + g * outputs * to.c + target_of(to, walks, block)
+                self.pack(dy_at, to.c, outputs, tables.pixels, wide, dy, 0, padded // wide)
+                self.gradient(
+                    start, tables.places, tables.rows, tables.step, width, dy, tables.dy_rows, outputs,
+                    total_at + (g * total.shape[1] + k0) * padded * self.item, 0, k1 - k0,
+                )  # fmt: skip
+
+        run_all(task, list(itertools.product(range(groups), parts_of(tiles_, -(-tiles_ // parts)))), parts)
+        return self._transposed(total, k_count, outputs, parts)
+
+    def _transposed(self, total: Array, k_count: int, outputs: int, parts: int) -> Array:
+        """(G, padded K, padded O / G) as a weight (O, C, *k)."""
+        spec = self.spec
+        groups, rows, padded = total.shape
+        weight = np.empty((groups, outputs, k_count), self.dtype)
+        start, to = address_of(total), address_of(weight)
+
+        def task(job: tuple[int, tuple[int, int]]) -> None:
+            g, (o0, o1) = job
+            offsets = np.arange(o0, o1) * self.item
+            put = to + (g * outputs + o0) * k_count * self.item
+            self.pack(start + g * rows * padded * self.item, padded * self.item, k_count, offsets, k_count, put, 0, 1)
+
+        parts = parts if weight.size > SHARED_PACKING else 1
+        run_all(task, list(itertools.product(range(groups), parts_of(outputs, -(-outputs // parts)))), parts)
+        weight = weight.reshape(spec.weight_shape)
+        return np.flip(weight, tuple(range(2, weight.ndim))) if spec.flip else weight
+
+    # ---- one pass ----------------------------------------------------------------------------------------------------
+
+    def _convolve(self, walks: Pass, x: Array, weight: Array, bias: Array, y: Array, order: str) -> None:
+        """Write the cells of y of one pass; weight (G, M, C, *k), bias (G * M)."""
+        walks, x, y = merged(walks, x, y)
+        parts = self._parts(len(x) * math.prod(walk.windows for walk in walks) * weight.size)
+        view = view_for(self.dtype, steps_of(x), walks, order, False)
+        cut = cut_for(len(x), walks, view.row_numbers * weight.shape[2] * self.item, parts)
+        run = (self._first if order == FIRST else self._last)(view, x, weight, bias, y, parts)
+        run_all(run, list(itertools.product(range(len(weight)), blocks(len(x), walks, cut))), parts)
+
+    def _first(self, view: View, x: Array, weight: Array, bias: Array, y: Array, parts: int) -> Callable[[Any], None]:
+        """The work on one (group, block) of a channels-first pass."""
+        outputs, channels = weight.shape[1:3]
+        walks, to, item, tile = view.walks, steps_of(y), self.item, self.tile[FIRST]
+        wide, mr = tile.nv * self.lanes, tile.mr if outputs > 4 else 4
+        packed = self._pack(weight, walks, mr, FIRST, parts)
+        taps_count = math.prod(len(walk.taps) for walk in walks)
+        width, pixel = walks[2].windows, walks[2].stride * to.w
+        x_at, y_at, bias_at, limit = address_of(x), address_of(y), address_of(bias), byte_bounds(x)[1]
+
+        def run(job: tuple[int, Block]) -> None:
+            g, block = job
+            tables = _first_tables(view, to, size_of(block), channels)
+            start, end, _cells = view.block(x_at, block, g * channels, channels)
+            together = min(_gemm.MOST_PANELS, -(-len(tables.rows) * width // wide))
+            chunk = max(1, min(channels, PANEL_BYTES // (together * taps_count * wide * item)))
+            panels = scratch("panels", (together * (chunk * taps_count * wide + self.lanes),), self.dtype)
+            sums = scratch("sums", (together * (outputs + mr) * wide,), self.dtype)
+            self.convolve_first[mr](
+                start, end or limit, tables.source.c, channels, tables.taps, tables.rows, width, together,
+                packed.address + g * packed.group, packed.row, packed.step, packed.tile, outputs,
+                y_at + g * outputs * to.c + target_of(to, walks, block), to.c, pixel, bias_at + g * outputs * item,
+                address_of(panels), address_of(sums), chunk,
+            )  # fmt: skip
+
+        return run
+
+    def _last(self, view: View, x: Array, weight: Array, bias: Array, y: Array, parts: int) -> Callable[[Any], None]:
+        """The work on one (group, block) of a channels-last pass."""
+        groups, outputs, channels = weight.shape[:3]
+        walks, to = view.walks, steps_of(y)
+        nv = 1 if outputs <= self.lanes else 2
+        wide = nv * self.lanes
+        packed = self._pack(weight, walks, wide, LAST, parts)
+        padded = np.zeros((groups, -(-outputs // wide) * wide), self.dtype)
+        padded[:, :outputs] = bias.reshape(groups, outputs)
+        x_at, y_at, bias_at = address_of(x), address_of(y), address_of(padded)
+
+        def run(job: tuple[int, Block]) -> None:
+            g, block = job
+            tables = _last_tables(view, to, size_of(block), channels, wide)
+            start, _, _cells = view.block(x_at, block, g * channels, channels)
+            dump = scratch("dump", (wide,), self.dtype)
+            self.convolve_last[nv](
+                start, tables.taps, self.item, tables.steps, tables.pixels, packed.address + g * packed.group,
+                tables.w_taps, outputs, y_at + g * outputs * to.c + target_of(to, walks, block),
+                address_of(dump), tables.places, bias_at + g * padded.shape[1] * self.item,
+                0, len(tables.pixels),
+            )  # fmt: skip
+
+        return run
+
+    def _pack(self, weight: Array, walks: Pass, width: int, order: str, parts: int) -> _Weights:
+        """weight (G, M, C, *k) as (G, tile, k, width): k = (channel, tap), channels-last (tap, channel)."""
+        groups, outputs, channels = weight.shape[:3]
+        g_step, m_step = weight.strides[:2]
+        offsets = _weight_offsets(weight.strides[2:], walks, channels, order)
+        if order == FIRST and (offsets == np.arange(len(offsets)) * self.item).all():
+            return _Weights(weight, address_of(weight), g_step, width * m_step, m_step, self.item)
+        count = -(-outputs // width)
+        packed = scratch("weights", (groups, count, len(offsets), width), self.dtype)
+
+        def task(job: tuple[int, tuple[int, int]]) -> None:
+            g, (lo, hi) = job
+            self.pack(address_of(weight) + g * g_step, m_step, outputs, offsets, width, address_of(packed[g]), lo, hi)
+
+        parts = parts if packed.size > SHARED_PACKING else 1
+        run_all(task, list(itertools.product(range(groups), parts_of(count, -(-count // parts)))), parts)
+        return _Weights(packed, address_of(packed), packed.strides[0], packed.strides[1], self.item, width * self.item)
+
+
+# ---- tables of a block's shape: made once, for every batch -----------------------------------------------------------------
+
+
+@lru_cache(1024)
+def _weight_offsets(strides: tuple[int, ...], walks: Pass, channels: int, order: str) -> Array:
+    """Offset of every number k of a row of a weight (C, *k) with these strides."""
+    c_step, *k_steps = strides
+    steps = (*(0,) * (3 - len(k_steps)), *k_steps)
+    taps = grid([[tap * s for tap in walk.taps] for walk, s in zip(walks, steps, strict=True)])
+    cs = np.arange(channels) * c_step
+    return (np.add.outer(cs, taps) if order == FIRST else np.add.outer(taps, cs)).reshape(-1)
+
+
+class _FirstTables(NamedTuple):
+    source: Steps
+    taps: Array
+    rows: Array  # (rows, 2): of x, of y
+
+
+@lru_cache(1024)
+def _first_tables(view: View, to: Steps, here: Cut, channels: int) -> _FirstTables:
+    source = view.source(here, channels)
+    rows = np.stack([view.rows(source, here), targets(to, view.walks, here)], 1)
+    return _FirstTables(source, view.taps(source), rows)
+
+
+class _LastTables(NamedTuple):
+    taps: Array
+    steps: int  # numbers of x that lie together for a tap
+    w_taps: Array
+    pixels: Array
+    places: Array
+
+
+@lru_cache(1024)
+def _last_tables(view: View, to: Steps, here: Cut, channels: int, wide: int) -> _LastTables:
+    source, w = view.source(here, channels), view.walks[2]
+    taps, steps = view.taps(source), channels
+    if source.w == channels * view.item and w.offsets == tuple(range(len(w.taps))):  # neighbouring taps as one run
+        taps, steps = taps[:: len(w.taps)].copy(), channels * len(w.taps)
+    columns = np.arange(w.windows)
+    return _LastTables(
+        taps,
+        steps,
+        np.arange(len(taps)) * (steps * wide * view.item),
+        np.add.outer(view.rows(source, here), columns * (w.step * source.w)).reshape(-1),
+        np.add.outer(targets(to, view.walks, here), columns * (w.stride * to.w)).reshape(-1),
+    )
+
+
+class _GradientTables(NamedTuple):
+    places: Array  # of k
+    rows: Array
+    step: int
+    pixels: Array  # of dy
+    dy_rows: Array  # of packed dy
+
+
+@lru_cache(1024)
+def _gradient_tables(view: View, to: Steps, here: Cut, channels: int, k0: int, wide: int) -> _GradientTables:
+    source, width = view.source(here, channels), view.walks[2].windows
+    taps, cs = view.taps(source), np.arange(channels) * source.c
+    rows = view.rows(source, here)
+    return _GradientTables(
+        np.add.outer(cs, taps).reshape(-1)[k0:],
+        rows,
+        view.step(source),
+        np.add.outer(targets(to, view.walks, here), np.arange(width) * to.w).reshape(-1),
+        np.arange(len(rows)) * (width * wide * view.item),
+    )

@@ -1,0 +1,469 @@
+"""The register tile, and the kernels that walk it over a block of a convolution.
+
+All three maps of a convolution are sums C[m, n] = D[m, n] + sum over t, k of A[m, t, k] * B[t, k, n], where n is what lies
+contiguous in memory. A tile holds MR x NV vectors of C in registers, broadcasts numbers of A, and reads vectors of B:
+
+    channels-first     m: output channels   n: pixels            A: packed weights   B: a panel of windows (im2col of NR pixels)
+    channels-last      m: pixels            n: output channels   A: input rows       B: packed weights
+    weight gradient    m: (input channel, tap)   n: output channels   A: input rows   B: dy, pixels by channels
+
+Rows of A and C are given by offset tables, so that any stride, dilation and memory order is the same tile.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from funcnn._engines.jit._simd import (
+    I64,
+    address,
+    constant,
+    copy,
+    element,
+    fill_zero,
+    first_lanes,
+    load,
+    load_even,
+    load_first,
+    masked_load,
+    masked_store,
+    multiply_add,
+    plain_load,
+    pointer,
+    read,
+    splat,
+    splatted,
+    store,
+    table,
+    transpose,
+    write,
+)
+
+# Panels of windows that one pass over the weights serves.
+MOST_PANELS = 8
+
+
+@intrinsic(prefer_literal=True)
+def tile(
+    typingctx: Any,
+    a: Any, arow: Any, atap: Any, astep: Any,
+    b: Any, btap: Any, bstep: Any,
+    c: Any, crow: Any, d: Any, drow: Any,
+    count: Any, taps: Any, steps: Any,
+    mr: Any, nv: Any, code: Any, lanes: Any,
+) -> Any:  # fmt: skip
+    """C[i, :count] = D[i, :count] + sum over t < taps, k < steps of A[i, t, k] * B[t, k, :].
+
+    A[i, t, k] is at a + arow[i] + atap[t] + k * astep, B[t, k] at b + btap[t] + k * bstep, C[i] at c + crow[i], D[i] at
+    d + drow[i]; all in bytes, the tables are addresses of int64. taps and steps are at least 1. The sum starts from 0.
+    """
+    mr_, nv_, code_, lanes_ = (v.literal_value for v in (mr, nv, code, lanes))
+    number = element(code_)
+    vector = ir.VectorType(number, lanes_)
+    width = lanes_ * (4 if number == ir.FloatType() else 8)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        a, arow, atap, astep, b, btap, bstep, c, crow, d, drow, count, taps, steps = args[:14]
+        zero = ir.Constant(vector, None)
+
+        def table(address: Any, index: Any) -> Any:
+            return plain_load(builder, builder.add(address, builder.mul(index, constant(8))), I64)
+
+        entry = builder.block
+        tap, step, tap_end, end = (builder.append_basic_block(n) for n in ("tap", "step", "tap_end", "end"))
+        builder.branch(tap)
+
+        builder.position_at_end(tap)
+        t = builder.phi(I64)
+        t.add_incoming(constant(0), entry)
+        outer = [[builder.phi(vector) for _ in range(nv_)] for _ in range(mr_)]
+        for row in outer:
+            for value in row:
+                value.add_incoming(zero, entry)
+        a_tap = builder.add(a, table(atap, t))
+        rows = [builder.add(a_tap, table(arow, constant(i))) for i in range(mr_)]
+        b_tap = builder.add(b, table(btap, t))
+        builder.branch(step)
+
+        builder.position_at_end(step)
+        k, a_off, b_at = (builder.phi(I64) for _ in range(3))
+        k.add_incoming(constant(0), tap)
+        a_off.add_incoming(constant(0), tap)
+        b_at.add_incoming(b_tap, tap)
+        sums = [[builder.phi(vector) for _ in range(nv_)] for _ in range(mr_)]
+        columns = [plain_load(builder, builder.add(b_at, constant(v * width)), vector) for v in range(nv_)]
+        new = []
+        for i in range(mr_):
+            address = builder.gep(pointer(builder, rows[i], ir.IntType(8)), [a_off], source_etype=ir.IntType(8))
+            value = builder.load(builder.bitcast(address, number.as_pointer()), typ=number, align=1)
+            factor = splatted(builder, value, lanes_)
+            new.append([multiply_add(builder, factor, columns[v], sums[i][v]) for v in range(nv_)])
+        k_next = builder.add(k, constant(1))
+        k.add_incoming(k_next, step)
+        a_off.add_incoming(builder.add(a_off, astep), step)
+        b_at.add_incoming(builder.add(b_at, bstep), step)
+        for i in range(mr_):
+            for v in range(nv_):
+                sums[i][v].add_incoming(outer[i][v], tap)
+                sums[i][v].add_incoming(new[i][v], step)
+        builder.cbranch(builder.icmp_signed("<", k_next, steps), step, tap_end)
+
+        builder.position_at_end(tap_end)
+        t_next = builder.add(t, constant(1))
+        t.add_incoming(t_next, tap_end)
+        for i in range(mr_):
+            for v in range(nv_):
+                outer[i][v].add_incoming(new[i][v], tap_end)
+        builder.cbranch(builder.icmp_signed("<", t_next, taps), tap, end)
+
+        builder.position_at_end(end)
+        masks = [first_lanes(builder, builder.sub(count, constant(v * lanes_)), lanes_) for v in range(nv_)]
+        for i in range(mr_):
+            to = builder.add(c, table(crow, constant(i)))
+            start = builder.add(d, table(drow, constant(i)))
+            for v in range(nv_):
+                old = masked_load(builder, builder.add(start, constant(v * width)), vector, masks[v])
+                add = builder.add if isinstance(number, ir.IntType) else builder.fadd
+                masked_store(builder, builder.add(to, constant(v * width)), add(old, new[i][v]), masks[v])
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 14, mr, nv, code, lanes), codegen
+
+
+# ---- kernels. Each is made for one dtype (code, item bytes) and register width; all sizes and strides are arguments, in bytes
+# where they are distances. `stamp` stands in each closure for Numba's cache, see `_simd.stamp`.
+
+
+def stage_first(code: int, item: int, lanes: int, stamp: int) -> Any:
+    """Kernel: rows of x, channels-first, into padded rows; one part of a row for each phase of the last axis' stride."""
+
+    @njit("void(int64, int64[:, ::1], int64[::1], int64, int64)", nogil=True, cache=True)
+    def stage(x: int, axes: Any, phases: Any, to: int, size: int) -> None:
+        """axes: rows (count, stride) of c, n and (count, stride, first cell, cells) of d, h, and of w with its step.
+
+        `size`: cells of one part of a row; part i starts at cell phases[i] of x.
+        """
+        stamp  # noqa: B018
+        channels, c_stride = axes[0, 0], axes[0, 1]
+        images, n_stride = axes[1, 0], axes[1, 1]
+        planes, d_stride, d0, d_size = axes[2, 0], axes[2, 1], axes[2, 2], axes[2, 3]
+        rows, h_stride, h0, h_size = axes[3, 0], axes[3, 1], axes[3, 2], axes[3, 3]
+        step, w_stride, w_size = axes[4, 0], axes[4, 1], axes[4, 3]
+        jump = step * w_stride
+        for c in range(channels):
+            for n in range(images):
+                for d in range(d0, d0 + planes):
+                    for h in range(h0, h0 + rows):
+                        row = x + c * c_stride + n * n_stride + d * d_stride + h * h_stride
+                        inside = 0 <= d < d_size and 0 <= h < h_size
+                        for first in phases:
+                            lo = min(size, max(0, (step - 1 - first) // step))
+                            hi = max(lo, min(size, (w_size - 1 - first) // step + 1)) if inside else lo
+                            fill_zero(to, lo * item)
+                            start, put = row + (first + lo * step) * w_stride, to + lo * item
+                            i = lo
+                            if jump == item:
+                                copy(put, start, (hi - lo) * item)
+                                i = hi
+                            elif jump == 2 * item:
+                                while i + lanes <= hi:
+                                    store(put, load_even(start, code, lanes))
+                                    start += lanes * jump
+                                    put += lanes * item
+                                    i += lanes
+                            while i < hi:
+                                write(put, read(start, code), code)
+                                start += jump
+                                put += item
+                                i += 1
+                            fill_zero(to + hi * item, (size - hi) * item)
+                            to += size * item
+
+    return stage
+
+
+def stage_last(code: int, item: int, lanes: int, stamp: int) -> Any:
+    """Kernel: rows of x, channels-last, into padded rows of `size` pixels."""
+
+    @njit("void(int64, int64[:, ::1], int64, int64)", nogil=True, cache=True)
+    def stage(x: int, axes: Any, to: int, size: int) -> None:
+        """axes: as in `stage_first`; the first cell of w is in axes[4, 2]."""
+        stamp  # noqa: B018
+        channels, c_stride = axes[0, 0], axes[0, 1]
+        images, n_stride = axes[1, 0], axes[1, 1]
+        planes, d_stride, d0, d_size = axes[2, 0], axes[2, 1], axes[2, 2], axes[2, 3]
+        rows, h_stride, h0, h_size = axes[3, 0], axes[3, 1], axes[3, 2], axes[3, 3]
+        w_stride, w0, w_size = axes[4, 1], axes[4, 2], axes[4, 3]
+        pixel = channels * item
+        lo = min(size, max(0, -w0))
+        for n in range(images):
+            for d in range(d0, d0 + planes):
+                for h in range(h0, h0 + rows):
+                    inside = 0 <= d < d_size and 0 <= h < h_size
+                    hi = max(lo, min(size, w_size - w0)) if inside else lo
+                    start = x + n * n_stride + d * d_stride + h * h_stride + (w0 + lo) * w_stride
+                    fill_zero(to, lo * pixel)
+                    if c_stride == item and w_stride == pixel:
+                        copy(to + lo * pixel, start, (hi - lo) * pixel)
+                    elif c_stride == item:
+                        for i in range(lo, hi):
+                            copy(to + i * pixel, start + (i - lo) * w_stride, pixel)
+                    else:
+                        for i in range(lo, hi):
+                            for c in range(channels):
+                                value = read(start + (i - lo) * w_stride + c * c_stride, code)
+                                write(to + i * pixel + c * item, value, code)
+                    fill_zero(to + hi * pixel, (size - hi) * pixel)
+                    to += size * pixel
+
+    return stage
+
+
+def pack(code: int, item: int, lanes: int, stamp: int) -> Any:
+    """Kernel: tiles of `width` rows side by side: to[tile, k, r] = start[tile * width + r, k], 0 beyond the last row."""
+
+    @njit("void(int64, int64, int64, int64[::1], int64, int64, int64, int64)", nogil=True, cache=True)
+    def pack(start: int, step: int, rows: int, offsets: Any, width: int, to: int, first: int, last: int) -> None:
+        """Tiles first .. last. Row r lies r * step bytes from the start, number k of a row offsets[k] bytes from its head."""
+        stamp  # noqa: B018
+        count = len(offsets)
+        for tile in range(first, last):
+            base = to + tile * count * width * item
+            for r0 in range(0, width, lanes):
+                row = start + (tile * width + r0) * step
+                block = min(lanes, width - r0)
+                here = min(rows - tile * width - r0, block)  # rows that exist
+                k = 0
+                while k < count:
+                    to_k = base + (k * width + r0) * item
+                    if step == item and block == lanes:
+                        store(to_k, load_first(row + offsets[k], here, code, lanes))
+                        k += 1
+                        continue
+                    run = 1  # numbers that lie together
+                    while (
+                        here == lanes
+                        and run < lanes
+                        and k + run < count
+                        and offsets[k + run] == offsets[k] + run * item
+                    ):
+                        run += 1
+                    if run == lanes:
+                        transpose(to_k, width * item, row + offsets[k], step, code, lanes)
+                        k += lanes
+                        continue
+                    for r in range(here):
+                        write(to_k + r * item, read(row + r * step + offsets[k], code), code)
+                    if here < block:
+                        fill_zero(to_k + max(here, 0) * item, (block - max(here, 0)) * item)
+                    k += 1
+
+    return pack
+
+
+def convolve_first(code: int, item: int, lanes: int, mr: int, nv: int, stamp: int) -> Any:
+    """Kernel: pixels of a block, channels-first. Windows are copied to panels (k, NR), k = (channel, tap); see `tile`."""
+    nr = nv * lanes
+    register, wide = lanes * item, nv * lanes * item
+    most, entries = MOST_PANELS, MOST_PANELS * nr
+
+    @njit(
+        "void(int64, int64, int64, int64, int64[::1], int64[:, ::1], int64, int64,"
+        " int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)",
+        nogil=True,
+        cache=True,
+    )
+    def convolve(
+        x: int, limit: int, c_step: int, channels: int, taps: Any, rows: Any, width: int, together: int,
+        w: int, w_row: int, w_step: int, w_tile: int, outputs: int,
+        y: int, y_step: int, pixel: int, bias: int, panels: int, sums: int, chunk: int,
+    ) -> None:  # fmt: skip
+        """All pixels of `rows`: (offset in x, offset in y) of rows of `width` pixels.
+
+        x: first tap of pixel 0, channel 0; nothing is read at `limit` and beyond. bias: `outputs` numbers. `together` panels
+        (at most MOST_PANELS) share a pass over the weights, `chunk` channels at a time. panels: scratch for together
+        * (chunk * taps * NR + a register) numbers; sums: for together * (outputs + MR) * NR.
+        """
+        stamp  # noqa: B018
+        total = len(rows) * width
+        put, length, lane, parts, whole = table(entries), table(entries), table(entries), table(most), table(most)
+        read_at, write_at = table(entries), table(entries)
+        arow, crow, drow, zero = table(mr), table(mr), table(mr), table(1)
+        zero[0] = 0
+        own_bytes = (outputs + mr) * wide  # of the sums of one panel
+        panel_bytes = chunk * len(taps) * wide + register  # what runs over the end of a panel must not reach the next
+        last_tap = taps[0]
+        for tap in taps:
+            last_tap = max(last_tap, tap)
+        for p0 in range(0, total, together * nr):
+            count = min(together, (total - p0 + nr - 1) // nr)
+            copies, farthest = 0, 0
+            for q in range(count):
+                # Runs of pixels that lie together: lane, length, offset in y; and the registers that they are read in.
+                p, s, done, one_run = p0 + q * nr, q * nr, 0, pixel == item
+                while done < min(nr, total - p):
+                    row, col = (p + done) // width, (p + done) % width
+                    put[s], lane[s] = rows[row, 1] + col * pixel, done
+                    length[s] = min(width - col, min(nr, total - p) - done)
+                    one_run = one_run and put[s] == put[q * nr] + done * item
+                    for i in range(0, length[s], lanes):
+                        read_at[copies] = rows[row, 0] + (col + i) * item
+                        write_at[copies] = q * panel_bytes + (done + i) * item
+                        farthest = max(farthest, read_at[copies])
+                        copies += 1
+                    done += length[s]
+                    s += 1
+                parts[q], whole[q] = s, one_run
+            for c0 in range(0, channels, chunk):
+                c1 = min(channels, c0 + chunk)
+                steps = (c1 - c0) * len(taps)
+                if total - p0 < count * nr:  # lanes that nobody writes must not hold numbers that slow the sum down
+                    fill_zero(panels + (count - 1) * panel_bytes, steps * wide)
+                to = panels
+                inside = x + max(c0 * c_step, (c1 - 1) * c_step) + last_tap + farthest + register <= limit
+                for c in range(c0, c1):
+                    for tap in taps:
+                        start = x + c * c_step + tap
+                        if inside:  # a register may run over the end of a run into the next, which is written later
+                            for i in range(copies):
+                                store(to + write_at[i], load(start + read_at[i], code, lanes))
+                        else:
+                            for i in range(copies):
+                                left = (limit - start - read_at[i]) // item
+                                store(to + write_at[i], load_first(start + read_at[i], left, code, lanes))
+                        to += wide
+                for m in range(0, outputs, mr):
+                    a_at = w + m // mr * w_tile + c0 * len(taps) * w_step
+                    for i in range(mr):
+                        arow[i] = min(i, outputs - 1 - m) * w_row
+                    for q in range(count):
+                        own = sums + q * own_bytes + m * wide
+                        c_at = y + m * y_step + put[q * nr] if whole[q] else own
+                        d_at = own if c0 == 0 else c_at
+                        for i in range(mr):
+                            crow[i] = i * y_step if whole[q] and m + i < outputs else own + i * wide - c_at
+                            drow[i] = i * wide if c0 == 0 else crow[i]
+                            if c0 == 0:
+                                start_ = splat(read(bias + min(m + i, outputs - 1) * item, code), code, lanes)
+                                for v in range(nv):
+                                    store(own + i * wide + v * register, start_)
+                        b_at, lanes_here = panels + q * panel_bytes, min(nr, total - p0 - q * nr)
+                        if lanes_here > 2 * lanes and nv > 2:
+                            tile(
+                                a_at, address(arow), address(zero), w_step, b_at, address(zero), wide, c_at,
+                                address(crow), d_at, address(drow), lanes_here, 1, steps, mr, nv, code, lanes,
+                            )  # fmt: skip
+                        elif lanes_here > lanes:
+                            tile(
+                                a_at, address(arow), address(zero), w_step, b_at, address(zero), wide, c_at,
+                                address(crow), d_at, address(drow), lanes_here, 1, steps, mr, 2, code, lanes,
+                            )  # fmt: skip
+                        else:
+                            tile(
+                                a_at, address(arow), address(zero), w_step, b_at, address(zero), wide, c_at,
+                                address(crow), d_at, address(drow), lanes_here, 1, steps, mr, 1, code, lanes,
+                            )  # fmt: skip
+            for q in range(count):
+                if whole[q]:
+                    continue
+                for m in range(outputs):
+                    for s in range(q * nr, parts[q]):
+                        source, target = sums + q * own_bytes + m * wide + lane[s] * item, y + m * y_step + put[s]
+                        if pixel == item:
+                            copy(target, source, length[s] * item)
+                        else:
+                            for _ in range(length[s]):
+                                write(target, read(source, code), code)
+                                source += item
+                                target += pixel
+
+    return convolve
+
+
+def convolve_last(code: int, item: int, lanes: int, mr: int, nv: int, stamp: int) -> Any:
+    """Kernel: pixels of a block, channels-last, by all output channels; weights are packed (tile, tap, channel, NR)."""
+    nr = nv * lanes
+
+    @njit(
+        "void(int64, int64[::1], int64, int64, int64[::1], int64, int64[::1], int64,"
+        " int64, int64, int64[::1], int64, int64, int64)",
+        nogil=True,
+        cache=True,
+    )
+    def convolve(
+        x: int, taps: Any, step: int, steps: int, pixels: Any, w: int, w_taps: Any, outputs: int,
+        y: int, dump: int, places: Any, bias: int, first: int, last: int,
+    ) -> None:  # fmt: skip
+        """Pixels first .. last: pixel p reads from x + pixels[p] + taps[t] + k * step and goes to y + places[p].
+
+        bias: numbers for all tiles, 0 beyond the outputs; dump: scratch for NR numbers.
+        """
+        stamp  # noqa: B018
+        arow, crow, drow = table(mr), table(mr), table(mr)
+        for i in range(mr):
+            drow[i] = 0
+        slab = len(taps) * steps * nr * item
+        for o in range(0, outputs, nr):
+            w_at, y_at, bias_at = w + o // nr * slab, y + o * item, bias + o * item
+            for p in range(first, last, mr):
+                for i in range(mr):
+                    arow[i] = pixels[min(p + i, last - 1)]
+                    crow[i] = places[p + i] if p + i < last else dump - y_at
+                tile(
+                    x, address(arow), address(taps), step, w_at, address(w_taps), nr * item,
+                    y_at, address(crow), bias_at, address(drow),
+                    outputs - o, len(taps), steps, mr, nv, code, lanes,
+                )  # fmt: skip
+
+    return convolve
+
+
+def weight_gradient(code: int, item: int, lanes: int, mr: int, nv: int, stamp: int) -> Any:
+    """Kernel: adds a block's part to the weight gradient (k, padded output channels); dy is packed (tile, pixel, NR)."""
+    nr = nv * lanes
+
+    @njit(
+        "void(int64, int64[::1], int64[::1], int64, int64, int64, int64[::1], int64, int64, int64, int64)",
+        nogil=True,
+        cache=True,
+    )
+    def gradient(
+        x: int,
+        places: Any,
+        rows: Any,
+        step: int,
+        width: int,
+        dy: int,
+        dy_rows: Any,
+        outputs: int,
+        to: int,
+        first: int,
+        last: int,
+    ) -> None:
+        """Rows first .. last of the gradient: row k sums x + places[k] + rows[r] + j * step times pixel j of dy + dy_rows[r].
+
+        The result has room for a multiple of MR rows.
+        """
+        stamp  # noqa: B018
+        arow, crow = table(mr), table(mr)
+        wide = nr * item
+        pitch = (outputs + nr - 1) // nr * wide  # of a row of the result
+        for i in range(mr):
+            crow[i] = i * pitch
+        for o in range((outputs + nr - 1) // nr):
+            b_at = dy + o * len(rows) * width * wide
+            for k in range(first, last, mr):
+                c_at = to + k * pitch + o * wide
+                for i in range(mr):
+                    arow[i] = places[min(k + i, last - 1)]
+                tile(
+                    x, address(arow), address(rows), step, b_at, address(dy_rows), wide,
+                    c_at, address(crow), c_at, address(crow),
+                    nr, len(rows), width, mr, nv, code, lanes,
+                )  # fmt: skip
+
+    return gradient

@@ -1,0 +1,247 @@
+"""What is special to the engine that compiles: kernels, their cache, CPUs, threads, sizes that do not fill a register."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import Case, expected, inputs, normal
+from conftest import Backend, need
+from numpy.testing import assert_array_equal
+from running import LAYOUTS, assert_results, run, start, steps, to_layout
+
+import funcnn as fn
+
+
+@pytest.fixture(autouse=True)
+def _jit() -> None:
+    need(Backend.NUMPY_JIT)
+
+
+def conv(shape: tuple[int, ...], weight: tuple[int, ...], **options: Any) -> Case:
+    return Case("conv", "conv", shape, weight, options)
+
+
+CHANNELS = (1, 3, 17, 23, 24, 25, 33)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("inputs_", "outputs"), [*zip(CHANNELS, reversed(CHANNELS), strict=True), (33, 33), (2, 65)])
+def test_channels_that_fill_no_register(layout: str, inputs_: int, outputs: int) -> None:
+    case = conv((2, inputs_, 5, 7), (outputs, inputs_, 3, 2), padding=1)
+    arrays = inputs(case)
+    assert_results(Backend.NUMPY_JIT, run(case, Backend.NUMPY_JIT, arrays, layout), expected(case, arrays), layout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_every_width(layout: str, groups: int, stride: int) -> None:
+    for width in range(1, 41):
+        case = conv((1, 3, width), (6, 3 // groups, 3), padding=1, stride=stride, groups=groups)
+        arrays = inputs(case, seed=width)
+        assert_results(Backend.NUMPY_JIT, run(case, Backend.NUMPY_JIT, arrays, layout), expected(case, arrays), layout)
+
+
+LARGE = (
+    conv((4, 24, 31, 33), (40, 24, 3, 3), padding=1, stride=(1, 2)),
+    conv((3, 96, 30, 30), (96, 1, 3, 3), padding=1, groups=96),
+    conv((2, 8, 12, 20, 21), (16, 8, 3, 3, 3), padding=1),
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", LARGE, ids=["strided", "depthwise", "3-D"])
+def test_the_same_bits_for_every_number_of_threads(case: Case, layout: str) -> None:
+    arrays = {k: to_layout(k, a, layout) for k, a in inputs(case, dtype="float32", make=normal).items()}
+    results = []
+    for threads in (1, 2, 3):
+        state = start(case, Backend.NUMPY_JIT, arrays, layout, options=fn.Options(threads=threads))
+        results.append(steps("conv", arrays, state)[0])
+    for other in results[1:]:
+        for name, array in results[0].items():
+            assert_array_equal(other[name], array, err_msg=name)
+
+
+def test_eight_threads_share_a_state_with_different_batches() -> None:
+    case = conv((8, 32, 28, 28), (32, 32, 3, 3), padding=1)
+    arrays = inputs(case, dtype="float32", make=normal)
+    state = start(case, Backend.NUMPY_JIT, arrays, options=fn.Options(threads=2))
+    whole = steps("conv", arrays, state)[0]
+
+    def part(number: int) -> bool:
+        rows = slice(0, 1 + number % 8)
+        y, _ = fn.conv(arrays["x"][rows], arrays["weight"], arrays["bias"], state)
+        dx = fn.conv_backward(arrays["dy"][rows], arrays["x"][rows], arrays["weight"], state, wrt="x")[0]
+        return np.array_equal(y, whole["y"][rows]) and np.array_equal(dx, whole["dx"][rows])
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(part, range(64)))
+
+
+ORDERS = {
+    "fortran": np.asfortranarray,
+    "negative": lambda a: a[tuple(slice(None, None, -1) for _ in a.shape)].copy()[
+        tuple(slice(None, None, -1) for _ in a.shape)
+    ],
+    "every second": lambda a: np.repeat(a, 2, -1)[..., ::2],
+    "broadcast": lambda a: np.broadcast_to(a[:1], a.shape),
+    "read-only": lambda a: _frozen(a),
+    "unaligned": lambda a: _unaligned(a),
+}
+
+
+def _frozen(a: np.ndarray) -> np.ndarray:
+    a = a.copy()
+    a.flags.writeable = False
+    return a
+
+
+def _unaligned(a: np.ndarray) -> np.ndarray:
+    memory = np.zeros(a.nbytes + 1, np.uint8)
+    view = memory[1:].view(a.dtype).reshape(a.shape)
+    view[...] = a
+    return view
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("groups", [1, 4])
+def test_any_memory_compiles_nothing(order: str, groups: int) -> None:
+    """Kernels take addresses: no memory order is a new type. The same numbers come out as of contiguous arrays."""
+    case = conv((3, 4, 9, 10), (8, 4 // groups, 3, 3), padding=1, stride=(2, 1), groups=groups)
+    arrays = {name: ORDERS[order](a) for name, a in inputs(case).items()}
+    state = start(case, Backend.NUMPY_JIT, arrays)
+    before = compiled()
+    got, _ = steps("conv", arrays, state)
+    assert compiled() == before
+    wanted, _ = steps("conv", {name: a.copy() for name, a in arrays.items()}, state)
+    for name, array in wanted.items():
+        assert_array_equal(got[name], array, err_msg=name)
+
+
+def compiled() -> int:
+    """Kernel versions that Numba holds in this process."""
+    import gc
+
+    import numba.core.event  # noqa: F401
+    from numba.core.registry import CPUDispatcher
+
+    return sum(len(o.signatures) for o in gc.get_objects() if isinstance(o, CPUDispatcher))
+
+
+def test_kernels_run() -> None:
+    """The plan's results come from compiled code: with a kernel taken out the call fails."""
+    x, w = np.ones((1, 2, 4)), np.ones((3, 2, 3))
+    state = fn.conv_init(x, w, engine="jit")
+    core = state.plan.core
+    own = core.convolve_first
+    core.convolve_first = {}
+    try:
+        with pytest.raises(KeyError):
+            fn.conv(x, w, None, state)
+    finally:
+        core.convolve_first = own
+    assert fn.conv(x, w, None, state)[0].tolist() == [[[6, 6]] * 3]
+
+
+# ---- other processes -------------------------------------------------------------------------------------------------
+
+SMALL = """
+import itertools, time, warnings
+import numpy as np, funcnn as fn
+rng = np.random.default_rng(0)
+for (c, o, g), order, dtype in itertools.product([(5, 9, 1), (6, 6, 6)], "CF", ["float32", "float64"]):
+    x = rng.integers(-4, 5, (2, c, 9, 13)).astype(dtype)
+    w = rng.integers(-4, 5, (o, c // g, 3, 3)).astype(dtype)
+    if order == "F":
+        x = np.moveaxis(np.ascontiguousarray(np.moveaxis(x, 1, -1)), -1, 1)
+    y = None
+    for engine in ("xp", "jit"):
+        s = fn.conv_init(x, w, padding=1, stride=(1, 2), groups=g, engine=engine)
+        own, _ = fn.conv(x, w, None, s)
+        dx, dw, db = fn.conv_backward(own, x, w, s)
+        if y is not None:
+            assert all(np.array_equal(a, b) for a, b in zip((own, dx, dw, db), y)), (c, g, order, dtype)
+        y = own, dx, dw, db
+"""
+
+
+def python(code: str, **environment: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+# CPU, bytes of its registers, assembly that must not occur
+CPUS = {"haswell": (32, r"zmm|[xy]mm(1[6-9]|2\d|3[01])"), "x86-64": (16, r"zmm|ymm|[xy]mm(1[6-9]|2\d|3[01])")}
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the assembly is of x86-64")
+@pytest.mark.parametrize("cpu", CPUS)
+def test_narrower_cpus(cpu: str, tmp_path: Path) -> None:
+    """Whole numbers are exact, registers are those of the CPU, and nothing in a kernel's inner loop is a function call."""
+    width, forbidden = CPUS[cpu]
+    check = f"""
+import re
+from funcnn._engines.jit import _gemm, _simd
+from funcnn._engines.jit._dense import tiles
+from funcnn._engines.jit._kernels import kernel
+assert _simd.register_bytes() == {width} and _simd.registers() == 16
+text = next(iter(kernel(_gemm.weight_gradient, "float32", *tiles()[1]).inspect_asm().values()))
+assert not re.search(r"{forbidden}", text)
+assert ("vfmadd" in text) == ({cpu!r} == "haswell")
+assert "fma" not in re.findall(r"call\\S*\\s+(\\S+)", text)
+"""
+    features = {"haswell": "+avx,+avx2,+fma,+sse4.2,+bmi,+bmi2,+f16c", "x86-64": "+sse2"}[cpu]
+    python(SMALL + check, NUMBA_CPU_NAME=cpu, NUMBA_CPU_FEATURES=features, NUMBA_CACHE_DIR=str(tmp_path))
+
+
+def test_a_second_process_finds_the_kernels_and_another_tile_does_not(tmp_path: Path) -> None:
+    """Numba's cache is keyed by the literals in a kernel's closure: a process with another tile must not load these."""
+    code = """
+from funcnn._engines.jit import _gemm
+from funcnn._engines.jit._kernels import kernel
+made = kernel(_gemm.weight_gradient, "float32", {mr}, 1)
+hits, misses = (sum(counts.values()) for counts in (made.stats.cache_hits, made.stats.cache_misses))
+text = "" if hits else next(iter(made.inspect_llvm().values()))  # what comes from the cache has none
+print(hits, misses, text.count("fmuladd"))
+"""
+    runs = [python(code.format(mr=mr), NUMBA_CACHE_DIR=str(tmp_path)).split() for mr in (3, 3, 5, 5, 3)]
+    hit, miss = ["1", "0"], ["0", "1"]
+    assert [r[:2] for r in runs] == [miss, hit, miss, hit, hit]
+    assert runs[0][2] != runs[2][2]  # multiply-adds of the two that were compiled
+
+
+def test_several_processes_start_at_once(tmp_path: Path) -> None:
+    code = """
+import numpy as np, funcnn as fn
+x = np.ones((1, 1, 4))
+print(fn.conv(x, x, None, fn.conv_init(x, x, engine="jit"))[0].item())
+"""
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        jobs = [pool.submit(python, code, NUMBA_CACHE_DIR=str(tmp_path / "cache")) for _ in range(3)]
+        assert [job.result().strip() for job in jobs] == ["4.0"] * 3
+
+
+def test_a_forked_child_computes() -> None:
+    code = """
+import os
+import numpy as np, funcnn as fn
+x = np.random.default_rng(0).standard_normal((4, 32, 40, 40), np.float32)
+w = np.random.default_rng(1).standard_normal((32, 32, 3, 3), np.float32)
+s = fn.conv_init(x, w, engine="jit", options=fn.Options(threads=2))
+y, _ = fn.conv(x, w, None, s)
+child = os.fork()
+if child == 0:
+    os._exit(0 if np.array_equal(fn.conv(x, w, None, s)[0], y) else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    python(code)
