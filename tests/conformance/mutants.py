@@ -264,6 +264,59 @@ BLAS_DROPOUT = [
     ("backward forgets the scale", "return self._select(dy, mask)", "return np.where(mask, dy, dy * 0)", "dropout"),
 ]  # fmt: skip
 
+WALK = [
+    ("the data gradient drops dilation", "- t * axis.dilation) % axis.stride", "- t) % axis.stride", "conv"),
+    ("the data gradient forgets the leading padding", "(phase + axis.lo - t * axis.dilation) // axis.stride",
+     "(phase - t * axis.dilation) // axis.stride", "conv"),
+    ("every phase begins at cell 0", "offsets, taps, phase, axis.stride", "offsets, taps, 0, axis.stride", "conv"),
+    ("the kernel is never flipped", "tuple(reversed(range(axis.kernel))) if flip", "tuple(range(axis.kernel)) if flip",
+     "conv"),
+]  # fmt: skip
+MAPS = [
+    ("infinite weights multiply the zeros around dy", "if not np.isfinite(weight).all():", "if False:",
+     "conv conv_transpose"),
+    ("cells that no window reads get no bias", "if covered < math.prod(", "if covered < 0 * math.prod(", "conv_transpose"),
+]  # fmt: skip
+VIEW = [
+    ("later blocks begin at their row, not at its cell", "block.h[0] * h.step + h.start", "block.h[0] + h.start", "memory jit"),
+    ("later blocks are written as if the stride were 1", "(h.first + block.h[0] * h.stride) * to.h",
+     "(h.first + block.h[0]) * to.h", "memory jit"),
+]  # fmt: skip
+DENSE = [
+    ("the weight gradient forgets its last rows", "min(k1 * tile.mr, k_count)", "min(k1 * tile.mr, k_count - 1)", "conv"),
+    ("the last channel's taps are not in the weight gradient's part", "-(-k1 // spec.taps)", "k1 // spec.taps", "conv jit"),
+    ("channels-last columns forget the stride", "columns * (w.step * source.w)", "columns * source.w", "conv"),
+]  # fmt: skip
+GEMM = [
+    ("a panel forgets its last lane", "b_at, lanes_here = panels + q * panel_bytes, min(nr,",
+     "b_at, lanes_here = panels + q * panel_bytes, min(nr - 1,", "conv jit"),
+    ("a channels-last tile forgets its last pixel", "if p + i < last else dump", "if p + i < last - 1 else dump", "conv"),
+    ("the leading padding of a channels-last row is one short", "lo = min(size, max(0, -w0))",
+     "lo = min(size, max(0, -w0 - 1))", "conv"),
+]  # fmt: skip
+LANES = [
+    ("depthwise: the weight gradient forgets the last place", "address(lengths), len(places),",
+     "address(lengths), max(1, len(places) - 1),", "conv"),
+]  # fmt: skip
+JIT_CONV = [
+    ("complex: the adjoint's matrix is not that of the conjugate", "weight = self.conjugate(weight)", "weight = weight + 0",
+     "conv"),
+    ("complex: the weight gradient adds where it should subtract", "blocks[:, 0, :, 0] - blocks[:, 1, :, 1]",
+     "blocks[:, 0, :, 0] + blocks[:, 1, :, 1]", "conv"),
+]  # fmt: skip
+JIT_POOL = [
+    ("pools drop dilation", "np.arange(axis.kernel) * axis.dilation - axis.lo", "np.arange(axis.kernel) - axis.lo",
+     "max_pool avg_pool"),
+    ("an average's backward divides by one row's counts", "geometry.divisor[windows]", "geometry.divisor[:1]", "avg_pool"),
+    ("the backward of a part misses the windows that reach into it", "targets.start + axis.lo - axis.span + 1",
+     "targets.start + axis.lo", "max_pool avg_pool memory"),
+]  # fmt: skip
+JIT_DROPOUT = [
+    ("backward keeps everything at rate 1", "if self.spec.rate == 1:", "if False:", "dropout"),
+    ("the threshold is one too low", "least = 2 * threshold(self.spec.rate)", "least = 2 * threshold(self.spec.rate) - 2",
+     "dropout"),
+]  # fmt: skip
+
 SECTIONS = {
     "spec": section("numpy_xp", ("_spec.py", SPEC)),
     "xp": section("numpy_xp", ("_engines/xp.py", XP)),
@@ -285,5 +338,17 @@ SECTIONS = {
         ("_engines/blas/_depthwise.py", DEPTHWISE),
         ("_engines/blas/_pool.py", POOLS),
         ("_engines/blas/_dropout.py", BLAS_DROPOUT),
+    ),
+    "jit": section(
+        "numpy_jit",
+        ("_engines/jit/_walk.py", WALK),
+        ("_engines/jit/_maps.py", MAPS),
+        ("_engines/jit/_view.py", VIEW),
+        ("_engines/jit/_dense.py", DENSE),
+        ("_engines/jit/_gemm.py", GEMM),
+        ("_engines/jit/_lanes.py", LANES),
+        ("_engines/jit/_conv.py", JIT_CONV),
+        ("_engines/jit/_pool.py", JIT_POOL),
+        ("_engines/jit/_dropout.py", JIT_DROPOUT),
     ),
 }

@@ -108,10 +108,8 @@ class Dense(Maps):
         def task(job: tuple[int, tuple[int, int]]) -> None:
             g, (k0, k1) = job
             k0, k1 = k0 * tile.mr, min(k1 * tile.mr, k_count)
-            c0, c1 = (
-                k0 // spec.taps,
-                -(-k1 // spec.taps),
-            )  # k = (channel, tap): only the channels of this part are needed
+            # k = (channel, tap): only the channels of this part are needed.
+            c0, c1 = k0 // spec.taps, -(-k1 // spec.taps)
             for block in all_blocks:
                 here = size_of(block)
                 tables = _gradient_tables(view, to, here, c1 - c0, k0 - c0 * spec.taps, wide)

@@ -18,7 +18,7 @@ from funcnn._engines._order import Array
 from funcnn._engines._protocol import DropoutPlan
 from funcnn._engines._threads import run_all
 from funcnn._engines.jit._kernels import kernel
-from funcnn._engines.jit._pool_kernels import lanes_in_block, number, part, put
+from funcnn._engines.jit._pool_kernels import lanes_in_block, part, put
 from funcnn._engines.jit._simd import (
     CODES,
     add,
@@ -33,6 +33,7 @@ from funcnn._engines.jit._simd import (
     load_where,
     mask_like,
     multiply,
+    number,
     select,
     shift_right,
     splat,
@@ -40,6 +41,7 @@ from funcnn._engines.jit._simd import (
     store_strided,
     zeros_like,
 )
+from funcnn._engines.jit._view import address_of
 from funcnn._spec import COMPLEX_DTYPES, HALF_DTYPES
 
 __all__ = ["JitDropout"]
@@ -127,8 +129,12 @@ def drop(code: int, item: int, lanes: int, stamp: int) -> Any:
             first = _mix((key + n) & WORD)
             second = _mix(first ^ SALT)
             for at in range(l0, l1):
-                rest, to_x, to_y, to_mask = at, x + n * number(n_steps, 0), y + n * number(n_steps, 1), mask + n * number(n_steps, 2)
-                index = first
+                to_x, to_y, to_mask = (
+                    x + n * number(n_steps, 0),
+                    y + n * number(n_steps, 1),
+                    mask + n * number(n_steps, 2),
+                )
+                rest, index = at, first
                 for a in range(count - 2, -1, -1):
                     axis = axes + 8 * AXIS * a
                     place = rest % number(axis, 0)
@@ -207,11 +213,6 @@ def _in_rows(a: Array) -> bool:
     return len(a) < 2 or abs(a.strides[0]) >= max(map(abs, a.strides[1:]), default=0)
 
 
-def _address(a: Array) -> int:
-    address: int = a.__array_interface__["data"][0]
-    return address
-
-
 class JitDropout(DropoutPlan):
     """dropout for NumPy arrays."""
 
@@ -273,12 +274,13 @@ class JitDropout(DropoutPlan):
         arrays = [mask if a is None else a for a in (x, y, mask)]
         axes = _merged(mask.shape, *arrays)
         n_steps = np.asarray([a.strides[0] for a in arrays], np.int64)
-        at = [0 if a is None else _address(a) for a in (x, y, mask)]
+        at = [0 if a is None else address_of(a) for a in (x, y, mask)]
         lines = math.prod(axes[:-1, 0].tolist())
 
         def task(part: _Task) -> None:
             self.kernel(
-                *at, _address(n_steps), *part.rows, _address(axes), len(axes), *part.lines, *part.cells, key, least, self.scale
-            )
+                *at, address_of(n_steps), *part.rows, address_of(axes), len(axes), *part.lines, *part.cells,
+                key, least, self.scale,
+            )  # fmt: skip
 
         run_all(task, list(_tasks(len(mask), lines, int(axes[-1, 0]))), self.threads)

@@ -169,8 +169,11 @@ def stage_first(code: int, item: int, lanes: int, stamp: int) -> Any:
                             if jump == item:
                                 copy(put, start, (hi - lo) * item)
                                 i = hi
-                            elif jump == 2 * item:
-                                while i + lanes <= hi:
+                            elif jump == 2 * item and hi - lo >= lanes:
+                                while i < hi:
+                                    if i + lanes > hi:  # the last register begins earlier, so as not to read beyond
+                                        back = i + lanes - hi
+                                        i, start, put = i - back, start - back * jump, put - back * item
                                     store(put, load_even(start, code, lanes))
                                     start += lanes * jump
                                     put += lanes * item

@@ -1,12 +1,20 @@
-"""The kernels of pooling: for every target (a window; backward, a cell of x) a walk over its sources (cells; windows).
+"""The kernels of pooling: every target (a window; backward, a cell of x) walks over its sources (cells; backward, windows).
 
-An array is seen as (units, rows, lane): a row is what one loop of vectors runs over, the last spatial axis or, where channels
-lie innermost, the channels. Which sources a target has is a sum over three parts: the axes before the last two ("outer"), the
-middle axis, and the axis of the lanes, each a table of links (distance to the source, number of the tap), with one row of
-(first link, last link, divisor) for every target, so that any rank, stride, dilation and padding is the same kernel.
+An array is a number of units, of which each has rows of targets: along the last spatial axis or, where channels lie innermost,
+along the channels. Vectors run along a row. Which sources a target has is a sum of three parts, the axes before the last two
+("outer"), the middle axis and the axis of the row, each a table of links (distance to the source, number of the tap); so any
+rank, stride, dilation and padding is the same kernel. All tables are int64 and come as addresses, in one more table:
 
-The axis of the lanes has phases: targets q * phases + p for all q have the same links. Forward there is one phase, backward as
-many as the stride. `words` says for every link and 64 targets which of them have that source, a bit each.
+    0, 1   outer rows, outer links: a row of (first link, last link, divisor, longest distance) for each target
+    2-4    middle rows, middle links, number of middle rows
+    5-7    phases, their number, links along a row: targets phase + i * number have the links first .. last of a phase
+    8, 9   words of each link along a row, their bytes: for every vector of targets, which of them have that source, a bit each
+    10     what each target along a row has (see `pool`)
+    11-13  targets in a row, longest distance along it, whether the divisors are powers of 2
+
+Backward there are as many phases as the stride, forward there is one. A vector has six words: the targets that have the source;
+for sources that are every second number in memory, these numbers from the first on and from the last one of the first vector
+on; all that with a bit for targets that no one wants but whose source it does no harm to read; then without.
 """
 
 from __future__ import annotations
@@ -27,6 +35,7 @@ from funcnn._engines.jit._simd import (
     every_lane,
     fill_zero,
     item_in,
+    joined,
     lanes_in,
     load,
     load_like,
@@ -35,8 +44,10 @@ from funcnn._engines.jit._simd import (
     lowest_like,
     mask_like,
     multiply,
+    number,
     pairs_high,
     pairs_low,
+    quarter,
     read,
     resized,
     select,
@@ -47,45 +58,24 @@ from funcnn._engines.jit._simd import (
     store_where,
     write,
     zeros,
-    zeros_like,
 )
 
-__all__ = ["lanes_in_block", "pool", "scatter", "spread"]
+__all__ = ["WORDS", "lanes_in_block", "part", "pool", "put", "scatter", "spread"]
 
-INT32, INT64 = CODES["int32"], CODES["int64"]
-
+INT32 = CODES["int32"]
+WORDS = 6
+ROW = 32  # bytes of a row of the outer and the middle table
 
 part = njit(nogil=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # of a kernel
 
 
 def lanes_in_block(lanes: int) -> tuple[int, int]:
-    """Targets of a single vector and of a block of four, computed together where a row has more than two.
+    """Targets of a single vector and of four, which are computed together where a row has more than two.
 
-    16 at most in one, the lanes of an int32 index.
+    16 at most in one: every lane has a number of 4 bytes.
     """
     lanes = min(lanes, 16)
     return lanes, 4 * lanes
-
-
-@part
-def number(table: int, i: int) -> int:
-    """Entry of a table of int64 by its address; an array would cost a check for negative indices."""
-    return read(table + 8 * i, INT64)
-
-
-@part
-def head(tables: int) -> Any:
-    """Addresses and sizes of the tables.
-
-    outer rows and links, middle rows and links, middle rows' number, phases, their number, links of the lanes, words, bytes
-    of the words of one link, values of the lanes, targets in a row, longest distance of a link of the lanes, whether the
-    values of the lanes are reciprocals.
-    """
-    return (
-        number(tables, 0), number(tables, 1), number(tables, 2), number(tables, 3), number(tables, 4), number(tables, 5),
-        number(tables, 6), number(tables, 7), number(tables, 8), number(tables, 9), number(tables, 10), number(tables, 11),
-        number(tables, 12), number(tables, 13),
-    )  # fmt: skip
 
 
 @part
@@ -107,6 +97,14 @@ def fetch(at: int, step: int, words: int, fill: Any) -> Any:
 
 
 @part
+def fetch_four(at: int, apart: int, step: int, words: int, fill: Any) -> Any:
+    """The same short row of four units that lie `apart`, as one vector."""
+    own = quarter(fill, 0)
+    a, b = fetch(at, step, words, own), fetch(at + apart, step, words, own)
+    return joined(a, b, fetch(at + 2 * apart, step, words, own), fetch(at + 3 * apart, step, words, own))
+
+
+@part
 def put(at: int, vector: Any, count: int) -> None:
     """Write the first `count` lanes, up to all."""
     if count >= lanes_in(vector):
@@ -116,35 +114,62 @@ def put(at: int, vector: Any, count: int) -> None:
 
 
 @part
+def put_four(at: int, apart: int, vector: Any, count: int) -> None:
+    """Write what `fetch_four` gave: `count` targets of each unit."""
+    put(at, quarter(vector, 0), count)
+    put(at + apart, quarter(vector, 1), count)
+    put(at + 2 * apart, quarter(vector, 2), count)
+    put(at + 3 * apart, quarter(vector, 3), count)
+
+
+@part
 def maxima(
-    x: int, step: int, y: int, argmax: int, count: int, bits: int, spans: Any, links: Any, firsts: int,
-    zero: Any, narrow: Any,
+    x: int, step: int, y: int, argmax: int, count: int, bits: int, spans: Any, links: Any, first: Any, zero: Any, narrow: Any,
+    apart: Any, size: int,
 ) -> None:  # fmt: skip
-    """Largest sources of one vector of windows and, unless argmax is 0, their numbers, in the dtype of `narrow`."""
+    """Largest sources of a vector of windows and, unless argmax is 0, their numbers, in the dtype of `narrow`."""
     e0, e1, m0, m1 = spans
     outer, middle, inner, taps, pitch = links
     fill = best = lowest_like(zero)
     # Until a larger cell comes, the first one of each window has won: all may be as low as `fill`.
-    one = splat_like(1, zeros_like(zero, INT32))
-    index = add(load_like(firsts, one), splat_like(number(outer, 2 * e0 + 1) + number(middle, 2 * m0 + 1), one))
+    index = add(first, splat_like(number(outer, 2 * e0 + 1) + number(middle, 2 * m0 + 1), first))
+    one = splat_like(1, first)
     for e in range(e0, e1):
         for m in range(m0, m1):
             row = x + number(outer, 2 * e) + number(middle, 2 * m)
-            own = splat_like(number(outer, 2 * e + 1) + number(middle, 2 * m + 1), index)
+            own = splat_like(number(outer, 2 * e + 1) + number(middle, 2 * m + 1), first)
             for k in range(taps):
-                value = fetch(row + number(inner, 2 * k), step, bits + k * pitch, fill)
+                at, here = row + number(inner, 2 * k), bits + k * pitch
+                value = fetch(at, step, here, fill) if apart is None else fetch_four(at, apart, step, here, fill)
                 wins = beats(value, best)
                 best = select(wins, value, best)
                 index = select(wins, own, index)
                 own = add(own, one)
-    put(y, best, count)
-    if argmax:
-        put(argmax, resized(index, narrow), count)
+    if apart is None:
+        put(y, best, count)
+        if argmax:
+            put(argmax, resized(index, narrow), count)
+    else:
+        put_four(y, size * item_in(zero), best, count)
+        if argmax:
+            put_four(argmax, size * item_in(narrow), resized(index, narrow), count)
 
 
 @part
-def means(x: int, step: int, y: int, count: int, bits: int, spans: Any, links: Any, scale: Any, exact: int) -> None:
-    """Means of one vector of windows: sums over their divisors, or (`exact`) times the reciprocals."""
+def means(
+    x: int,
+    step: int,
+    y: int,
+    count: int,
+    bits: int,
+    spans: Any,
+    links: Any,
+    scale: Any,
+    exact: int,
+    apart: Any,
+    size: int,
+) -> None:
+    """Means of a vector of windows: sums over their divisors, or (`exact`) times the reciprocals."""
     e0, e1, m0, m1 = spans
     outer, middle, inner, taps, pitch = links
     zero = total = splat_like(0, scale)
@@ -152,8 +177,14 @@ def means(x: int, step: int, y: int, count: int, bits: int, spans: Any, links: A
         for m in range(m0, m1):
             row = x + number(outer, 2 * e) + number(middle, 2 * m)
             for k in range(taps):
-                total = add(total, fetch(row + number(inner, 2 * k), step, bits + k * pitch, zero))
-    put(y, multiply(total, scale) if exact else divide(total, scale), count)
+                at, here = row + number(inner, 2 * k), bits + k * pitch
+                value = fetch(at, step, here, zero) if apart is None else fetch_four(at, apart, step, here, zero)
+                total = add(total, value)
+    mean = multiply(total, scale) if exact else divide(total, scale)
+    if apart is None:
+        put(y, mean, count)
+    else:
+        put_four(y, size * item_in(scale), mean, count)
 
 
 def pool(code: int, item: int, lanes: int, index_code: int, stamp: int) -> Any:
@@ -162,60 +193,91 @@ def pool(code: int, item: int, lanes: int, index_code: int, stamp: int) -> Any:
     is_max = index_code >= 0
     narrow = max(index_code, 0)
     narrow_item = bytes_of(narrow)
+    value_code = INT32 if is_max else code
+    value_item = 4 if is_max else item
     number_type = np.float64 if item == 8 else np.float32
 
-    @njit(f"void({', '.join(['int64'] * 13)})", nogil=True, cache=True)
+    @njit(f"void({', '.join(['int64'] * 13)})", nogil=True, cache=True, error_model="numpy")
     def run(
         x: int, limit: int, n_step: int, c_step: int, step: int, y: int, argmax: int,
-        groups: int, units: int, rows: int, r0: int, r1: int,
-        tables: int,
+        groups: int, units: int, rows: int, r0: int, r1: int, tables: int,
     ) -> None:  # fmt: skip
         """Rows r0 .. r1 of all units; unit u is group u % groups of image u // groups. argmax 0: not wanted.
 
-        x: of the first cell of unit 0; nothing is read at `limit` and beyond.
-        y, argmax: of row 0 of unit 0; their units lie `rows` rows apart, packed. `lane_values`: for each lane, maxima the
-        number of the first tap of its windows (int32), means their divisor; where all are powers of 2, the reciprocal.
+        x: of the first cell of unit 0; nothing is read at `limit` and beyond. y, argmax: of row 0 of unit 0; a unit has `rows`
+        rows there. Entry 10 of the tables: for each lane the number of the first tap of its window (int32), or its divisor, or
+        the reciprocal, where all are powers of 2.
         """
         stamp  # noqa: B018
-        outer_rows, outer, middle_rows, middle, cols, phases, _, inner, words, pitch, lane_values, width, longest, exact = head(tables)
-        links = (outer, middle, inner, number(phases, 1), pitch)
+        links = (
+            number(tables, 1),
+            number(tables, 3),
+            number(tables, 7),
+            number(number(tables, 5), 1),
+            number(tables, 9),
+        )
+        cols, width, longest, exact = number(tables, 4), number(tables, 11), number(tables, 12), number(tables, 13)
         regular = step == item or step == 2 * item
-        for unit in range(units):
-            image = x + unit // groups * n_step + unit % groups * c_step
-            row = r0 % cols
-            o, m = outer_rows + 32 * (r0 // cols), middle_rows + 32 * row
+        size = rows * width
+        unit = 0
+        while unit < units:
+            c = unit % groups
+            beside = 4 if width <= single and min(groups - c, units - unit) >= 4 else 1
+            image = x + unit // groups * n_step + c * c_step
+            beyond = limit - longest - max(0, (beside - 1) * c_step)
+            col = r0 % cols
+            o, m = number(tables, 0) + ROW * (r0 // cols), number(tables, 2) + ROW * col
             for r in range(r0, r1):
-                if row == cols:
-                    row, o, m = 0, o + 32, middle_rows
+                if col == cols:
+                    col, o, m = 0, o + ROW, number(tables, 2)
                 spans = (number(o, 0), number(o, 1), number(m, 0), number(m, 1))
-                divisor, reach = number(o, 2) * number(m, 2), number(o, 3) + number(m, 3) + longest
-                at = (unit * rows + r) * width
+                divisor = number(o, 2) * number(m, 2)
+                scale = number_type(1 / divisor if exact else divisor)
+                reach = image + number(o, 3) + number(m, 3)
                 j = 0
                 while j < width:
-                    start, to, left = image + j * step, y + (at + j) * item, width - j
-                    several = left > 2 * single
-                    inside = start + reach + (most if several else single) * step <= limit
-                    bits = words + 48 * (j // single) + (0 if inside and regular else 24)
-                    if is_max:
-                        index = argmax + (at + j) * narrow_item if argmax else 0
-                        firsts = lane_values + 4 * j
-                        if several:
-                            maxima(start, step, to, index, left, bits, spans, links, firsts, zeros(code, most), zeros(narrow, most))
+                    several = beside == 1 and width - j > 2 * single
+                    at = unit * size + r * width + j
+                    inside = regular and reach + (j + (most if several else single)) * step <= beyond
+                    bits = number(tables, 8) + 8 * WORDS * (j // single) + (0 if inside else 4 * WORDS)
+                    start, to, left = image + j * step, y + at * item, width - j
+                    index = argmax + at * narrow_item if argmax else 0
+                    values = number(tables, 10) + j * value_item
+                    if several:
+                        wide = load(values, value_code, most)
+                        if is_max:
+                            maxima(
+                                start, step, to, index, left, bits, spans, links, wide, zeros(code, most), zeros(narrow, most),
+                                None, 0,
+                            )  # fmt: skip
                         else:
-                            one = zeros(code, single)
-                            maxima(start, step, to, index, left, bits, spans, links, firsts, one, zeros(narrow, single))
+                            by = multiply(wide, splat(scale, code, most))
+                            means(start, step, to, left, bits, spans, links, by, exact, None, 0)
+                        j += most
+                        continue
+                    own = load(values, value_code, single)
+                    if beside == 4:
+                        four = joined(own, own, own, own)
+                        if is_max:
+                            maxima(
+                                start, step, to, index, left, bits, spans, links, four, zeros(code, most), zeros(narrow, most),
+                                c_step, size,
+                            )  # fmt: skip
+                        else:
+                            by = multiply(four, splat(scale, code, most))
+                            means(start, step, to, left, bits, spans, links, by, exact, c_step, size)
+                    elif is_max:
+                        maxima(
+                            start, step, to, index, left, bits, spans, links, own, zeros(code, single), zeros(narrow, single),
+                            None, 0,
+                        )  # fmt: skip
                     else:
-                        divisors = lane_values + j * item
-                        scale = number_type(1 / divisor if exact else divisor)
-                        if several:
-                            by = multiply(load(divisors, code, most), splat(scale, code, most))
-                            means(start, step, to, left, bits, spans, links, by, exact)
-                        else:
-                            own = multiply(load(divisors, code, single), splat(scale, code, single))
-                            means(start, step, to, left, bits, spans, links, own, exact)
-                    j += most if several else single
-                row += 1
-                m += 32
+                        one = multiply(own, splat(scale, code, single))
+                        means(start, step, to, left, bits, spans, links, one, exact, None, 0)
+                    j += single
+                col += 1
+                m += ROW
+            unit += beside
 
     return run
 
@@ -243,9 +305,9 @@ def collect(
                         index = fetch(argmax + at * index_item, index_item, bits + k * pitch, nought)
                         value = select(equal(index, splat_like(base + number(inner, 2 * k + 1), nought)), value, zero)
                     total = add(total, value)
-        if strides == 1:
+        if nought is not None or strides == 1:
             put(dx, total, count)
-        elif strides != 2:
+        elif strides > 2:
             store_strided(dx + p * item, strides * item, total, (count - p + strides - 1) // strides)
         elif p == 1:
             put(dx, pairs_low(before, total), count)
@@ -254,58 +316,54 @@ def collect(
 
 
 def spread(code: int, item: int, lanes: int, index_code: int, stamp: int) -> Any:
-    """Kernel: dx of a max pool, or (index_code -1) of a sum over windows; dy, argmax and dx lie packed in one order."""
+    """Kernel: dx of a max pool along channels (one phase), or (index_code -1) of a sum over windows.
+
+    dy, argmax and dx lie packed in one order.
+    """
     single, most = lanes_in_block(lanes)
     is_max = index_code >= 0
     narrow = max(index_code, 0)
     narrow_item = bytes_of(narrow) if is_max else 0
 
-    @njit(f"void({', '.join(['int64'] * 12)})", nogil=True, cache=True)
+    @njit(f"void({', '.join(['int64'] * 12)})", nogil=True, cache=True, error_model="numpy")
     def run(
-        dy: int, dy_end: int, plane: int, argmax: int, argmax_end: int, index_plane: int, dx: int, units: int, rows: int, r0: int, r1: int,
-        tables: int,
+        dy: int, dy_end: int, plane: int, argmax: int, argmax_end: int, argmax_plane: int,
+        dx: int, units: int, rows: int, r0: int, r1: int, tables: int,
     ) -> None:  # fmt: skip
-        """Rows r0 .. r1 of all units. A unit has `plane` windows in dy, `index_plane` in argmax, and `rows` rows in dx.
+        """Rows r0 .. r1 of all units. A unit has `plane` windows in dy, `argmax_plane` in argmax, and `rows` rows in dx.
 
-        Nothing is read at the ends and beyond.
+        Nothing is read at the ends and beyond. Distances are in windows.
         """
         stamp  # noqa: B018
-        outer_rows, outer, middle_rows, middle, cols, phases, strides, inner, words, pitch, _, width, longest, _ = head(tables)
-        links = (outer, middle, inner, phases, strides, pitch)
+        strides = number(tables, 6)
+        links = (number(tables, 1), number(tables, 3), number(tables, 7), number(tables, 5), strides, number(tables, 9))
+        cols, width, longest = number(tables, 4), number(tables, 11), number(tables, 12)
         for unit in range(units):
-            row = r0 % cols
-            o, m = outer_rows + 32 * (r0 // cols), middle_rows + 32 * row
+            col = r0 % cols
+            o, m = number(tables, 0) + ROW * (r0 // cols), number(tables, 2) + ROW * col
             for r in range(r0, r1):
-                if row == cols:
-                    row, o, m = 0, o + 32, middle_rows
+                if col == cols:
+                    col, o, m = 0, o + ROW, number(tables, 2)
                 spans = (number(o, 0), number(o, 1), number(m, 0), number(m, 1))
-                reach = number(o, 3) + number(m, 3) + longest
                 j = 0
                 while j * strides < width:
                     left = width - j * strides
-                    dy_at = dy + (unit * plane + j) * item
-                    index = argmax + (unit * index_plane + j) * narrow_item
-                    to = dx + ((unit * rows + r) * width + j * strides) * item
                     several = left > 2 * single * strides
-                    last = reach + (most if several else single)
+                    dy_at, index = dy + (unit * plane + j) * item, argmax + (unit * argmax_plane + j) * narrow_item
+                    to = dx + ((unit * rows + r) * width + j * strides) * item
+                    last = longest + number(o, 3) + number(m, 3) + (most if several else single)
                     inside = dy_at + last * item <= dy_end and index + last * narrow_item <= argmax_end
-                    bits = words + 48 * (j // single) + (0 if inside else 24)
+                    bits = number(tables, 8) + 8 * WORDS * (j // single) + (0 if inside else 4 * WORDS)
                     if several:
-                        zero = zeros(code, most)
-                        if is_max:
-                            collect(dy_at, index, to, left, bits, spans, links, zero, zeros(narrow, most))
-                        else:
-                            collect(dy_at, index, to, left, bits, spans, links, zero, None)
+                        kind = zeros(narrow, most) if is_max else None
+                        collect(dy_at, index, to, left, bits, spans, links, zeros(code, most), kind)
                         j += most
                     else:
-                        one = zeros(code, single)
-                        if is_max:
-                            collect(dy_at, index, to, left, bits, spans, links, one, zeros(narrow, single))
-                        else:
-                            collect(dy_at, index, to, left, bits, spans, links, one, None)
+                        one = zeros(narrow, single) if is_max else None
+                        collect(dy_at, index, to, left, bits, spans, links, zeros(code, single), one)
                         j += single
-                row += 1
-                m += 32
+                col += 1
+                m += ROW
 
     return run
 
@@ -318,13 +376,13 @@ def scatter(code: int, item: int, lanes: int, index_code: int, stamp: int) -> An
     def run(
         dy: int, argmax: int, dx: int, units: int, size: int, rows: int, bases: int, offsets: int, width: int, step: int
     ) -> None:
-        """All windows of all units. Unit: `size` cells, `rows` rows of windows.
+        """All windows of all units, of `size` cells and `rows` rows of `width` windows each.
 
-        `bases`: int64 table of the first tap of each row's first window, in bytes from the unit's first cell; windows of a row
-        lie `step` bytes apart; `offsets`: int64 table of the bytes from the first tap to each.
+        `bases`: bytes from a unit's first cell to the first tap of each row's first window; the next one is `step` bytes on.
+        `offsets`: bytes from a window's first tap to each. Both are tables of int64.
         """
         stamp  # noqa: B018
-        for unit in range(units):
+        for _ in range(units):
             fill_zero(dx, size * item)
             for r in range(rows):
                 at = dx + number(bases, r)

@@ -461,6 +461,16 @@ item_in = _of_type(lambda kind: bytes_of(kind.code))
 every_lane = _of_type(lambda kind: (1 << kind.lanes) - 1 if kind.lanes < 64 else -1)  # as a word of `lane_mask`
 
 
+@intrinsic
+def number(typingctx: Any, table: Any, index: Any) -> Any:
+    """Number of an int64 table by its address; indexing an array would cost a check for negative indices."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return plain_load(builder, builder.add(args[0], builder.mul(args[1], constant(8))), I64)
+
+    return types.int64(types.int64, types.int64), codegen
+
+
 @intrinsic(prefer_literal=True)
 def zeros(typingctx: Any, code: Any, lanes: Any) -> Any:
     """Zero in every lane."""
@@ -471,7 +481,8 @@ def zeros(typingctx: Any, code: Any, lanes: Any) -> Any:
 @intrinsic(prefer_literal=True)
 def zeros_like(typingctx: Any, like: Any, code: Any) -> Any:
     """Zero in as many lanes as another vector has."""
-    kind = Vector(*_literals(code), like.lanes)
+    (c,) = _literals(code)
+    kind = Vector(c, like.lanes)
     return kind(like, code), lambda context, builder, signature, args: ir.Constant(kind.llvm, None)
 
 
@@ -651,6 +662,34 @@ even = _shuffled(lambda n: [2 * i if 2 * i < n else 2 * i + 1 for i in range(n)]
 # Numbers of two vectors in turn: the first and the second half of what that gives.
 pairs_low = _shuffled(lambda n: [i // 2 + i % 2 * n for i in range(n)])
 pairs_high = _shuffled(lambda n: [n // 2 + i // 2 + i % 2 * n for i in range(n)])
+
+
+@intrinsic
+def joined(typingctx: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """Four vectors as one."""
+    result = Vector(a.code, 4 * a.lanes)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def pair(low: Any, high: Any) -> Any:
+            lanes = 2 * low.type.count
+            return builder.shuffle_vector(low, high, ir.Constant(ir.VectorType(I32, lanes), list(range(lanes))))
+
+        return pair(pair(*args[:2]), pair(*args[2:]))
+
+    return result(a, a, a, a), codegen
+
+
+@intrinsic(prefer_literal=True)
+def quarter(typingctx: Any, vector: Any, index: Any) -> Any:
+    """One of four equal parts of a vector."""
+    (i,) = _literals(index)
+    result = Vector(vector.code, vector.lanes // 4)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        picks = list(range(i * result.lanes, (i + 1) * result.lanes))
+        return builder.shuffle_vector(args[0], args[0], ir.Constant(ir.VectorType(I32, result.lanes), picks))
+
+    return result(vector, index), codegen
 
 
 def _beats(builder: Any, kind: Vector, args: Any) -> Any:
