@@ -1,4 +1,4 @@
-"""funcnn beside torch: `python benchmarks/run.py [--pairs 30] [--only TEXT]`.
+"""funcnn beside torch: `python benchmarks/run.py [--pairs 30] [--only TEXT] [--engine blas]`.
 
 Two processes take turns of 50 ms (or one call), 2 threads each, the idle one asleep. The ratio is torch time over funcnn
 time: above 1 funcnn is the faster. A row's ratio is the median of paired ratios, with its quartiles; absolute times on a
@@ -36,12 +36,12 @@ REST = 0.02  # seconds between turns, for the other thread pool to fall asleep
 class Pair:
     """The two workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: str) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipes = {}
         for side in ("torch", "funcnn"):
             self.pipes[side], theirs = context.Pipe()
-            context.Process(target=worker.serve, args=(side, theirs), daemon=True).start()
+            context.Process(target=worker.serve, args=(side, theirs, engine), daemon=True).start()
 
     def ask(self, side: str, *request: object) -> object:
         self.pipes[side].send(request)
@@ -80,8 +80,17 @@ def flops(row: Row) -> float:
     return 2.0 * factor * row.sizes[0] * row.outputs * pixels * terms * (2 if row.op == "conv_backward" else 1)
 
 
+def bytes_moved(row: Row) -> float:
+    """Bytes that a float32 pool cannot do without: of x, y and, for a max pool, one of argmax (0 for a convolution)."""
+    if row.outputs:
+        return 0.0
+    sizes = [(n + 2 * row.padding - row.kernel) // row.stride + 1 for n in row.sizes[2:]]
+    y = row.sizes[0] * row.sizes[1] * math.prod(sizes)
+    return 4.0 * math.prod(row.sizes) + (5.0 if row.op.startswith("max") else 4.0) * y
+
+
 def peak_gflops() -> float:
-    """GFLOP/s of a 1024 x 1024 x 1024 matrix product of NumPy's BLAS: the limit for engine blas."""
+    """GFLOP/s of a 1024 x 1024 x 1024 matrix product of NumPy's BLAS: near the multiply-add peak of the cores."""
     a = np.ones((1024, 1024), np.float32)
     return 2 * 1024**3 / min(timeit.repeat(lambda: a @ a, number=1, repeat=20)) / 1e9
 
@@ -93,7 +102,8 @@ def copy_gbytes() -> float:
     return 2 * a.nbytes / min(timeit.repeat(lambda: np.copyto(b, a), number=1, repeat=20)) / 1e9
 
 
-def report(pair: Pair, title: str, rows: list[Row], pairs: int) -> None:
+def report(pair: Pair, title: str, rows: list[Row], pairs: int, limits: tuple[float, float]) -> None:
+    """limits: GFLOP/s and GB/s of the machine."""
     lines, medians = [], []
     for row in rows:
         ratios, torch_s, funcnn_s = pair.measure(row, pairs)
@@ -101,10 +111,13 @@ def report(pair: Pair, title: str, rows: list[Row], pairs: int) -> None:
         medians.append(mid)
         memory = float(pair.ask("funcnn", "memory")) / 2**20
         work = flops(row) / funcnn_s / 1e9
-        lines.append((row.label, mid, f"{low:.2f} .. {high:.2f}", torch_s * 1e3, funcnn_s * 1e3, work or None, memory))
+        share = 100 * (work / limits[0] or bytes_moved(row) / funcnn_s / 1e9 / limits[1])
+        spread = f"{low:.2f} .. {high:.2f}"
+        lines.append((row.label, mid, spread, torch_s * 1e3, funcnn_s * 1e3, work or None, share, memory))
     print(f"\n### {title}: geometric mean {statistics.geometric_mean(medians):.2f}, least {min(medians):.2f}\n")
-    headers = ("row", "torch / funcnn", "quartiles", "torch ms", "funcnn ms", "funcnn GFLOP/s", "extra MB")
-    print(tabulate(lines, headers, tablefmt="github", floatfmt=("", ".2f", "", ".2f", ".2f", ".0f", ".1f")), flush=True)
+    headers = ("row", "torch / funcnn", "quartiles", "torch ms", "funcnn ms", "GFLOP/s", "% of limit", "extra MB")
+    formats = ("", ".2f", "", ".2f", ".2f", ".0f", ".0f", ".1f")
+    print(tabulate(lines, headers, tablefmt="github", floatfmt=formats), flush=True)
 
 
 def reports(pair: Pair, pairs: int) -> None:
@@ -140,14 +153,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=30, help="paired turns a row (default 30)")
     parser.add_argument("--only", default="", help="tables whose name contains this text")
+    parser.add_argument("--engine", default="auto", help="funcnn's engine (default auto)")
     arguments = parser.parse_args()
-    pair = Pair()
+    pair = Pair(arguments.engine)
     print(pair.ask("torch", "about"), "|", pair.ask("funcnn", "about"))
-    print(f"matrix product {peak_gflops():.0f} GFLOP/s, copy {copy_gbytes():.0f} GB/s")
+    limits = peak_gflops(), copy_gbytes()
+    print(f"matrix product {limits[0]:.0f} GFLOP/s, copy {limits[1]:.0f} GB/s (the limits, of one core for the copy)")
     overhead()
     for title, rows in tables().items():
         if arguments.only in title:
-            report(pair, title, rows, arguments.pairs)
+            report(pair, title, rows, arguments.pairs, limits)
     if arguments.only in "reports":
         reports(pair, arguments.pairs)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,9 +19,9 @@ THREADS = 2
 TURN = 0.05  # seconds of one turn, or one call
 
 
-def serve(side: str, pipe: Connection) -> None:
+def serve(side: str, pipe: Connection, engine: str) -> None:
     """Answer ("rows", row, ...), ("turn", which), ("memory",), ("about",) until ("stop",)."""
-    make = funcnn_call if side == "funcnn" else torch_call
+    make = partial(funcnn_call, engine=engine) if side == "funcnn" else torch_call
     calls: list[Callable[[], Any]] = []
     while True:
         request = pipe.recv()
@@ -104,7 +105,7 @@ def in_order(a: np.ndarray, layout: str) -> np.ndarray:
     return a if layout == "channels_first" else np.moveaxis(np.ascontiguousarray(np.moveaxis(a, 1, -1)), -1, 1)
 
 
-def funcnn_call(row: Row) -> Callable[[], Any]:
+def funcnn_call(row: Row, engine: str = "auto") -> Callable[[], Any]:
     """The row as a funcnn call."""
     import funcnn as fn
 

@@ -304,12 +304,14 @@ JIT_CONV = [
     ("complex: the weight gradient adds where it should subtract", "blocks[:, 0, :, 0] - blocks[:, 1, :, 1]",
      "blocks[:, 0, :, 0] + blocks[:, 1, :, 1]", "conv"),
 ]  # fmt: skip
-JIT_POOL = [
+JIT_POOL_TABLES = [
     ("pools drop dilation", "np.arange(axis.kernel) * axis.dilation - axis.lo", "np.arange(axis.kernel) - axis.lo",
      "max_pool avg_pool"),
-    ("an average's backward divides by one row's counts", "geometry.divisor[windows]", "geometry.divisor[:1]", "avg_pool"),
     ("the backward of a part misses the windows that reach into it", "targets.start + axis.lo - axis.span + 1",
      "targets.start + axis.lo", "max_pool avg_pool memory"),
+]  # fmt: skip
+JIT_POOL = [
+    ("an average's backward divides by one row's counts", "geometry.divisor[windows]", "geometry.divisor[:1]", "avg_pool"),
 ]  # fmt: skip
 JIT_DROPOUT = [
     ("backward keeps everything at rate 1", "if self.spec.rate == 1:", "if False:", "dropout"),
@@ -348,6 +350,7 @@ SECTIONS = {
         ("_engines/jit/_gemm.py", GEMM),
         ("_engines/jit/_lanes.py", LANES),
         ("_engines/jit/_conv.py", JIT_CONV),
+        ("_engines/jit/_pool_tables.py", JIT_POOL_TABLES),
         ("_engines/jit/_pool.py", JIT_POOL),
         ("_engines/jit/_dropout.py", JIT_DROPOUT),
     ),
