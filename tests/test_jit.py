@@ -28,6 +28,7 @@ def conv(shape: tuple[int, ...], weight: tuple[int, ...], **options: Any) -> Cas
     return Case("conv", "conv", shape, weight, options)
 
 
+BOTH = (Backend.NUMPY_JIT, Backend.NUMPY_BLAS)
 CHANNELS = (1, 3, 17, 23, 24, 25, 33)
 
 
@@ -67,6 +68,23 @@ def test_the_same_bits_for_every_number_of_threads(case: Case, layout: str) -> N
     for other in results[1:]:
         for name, array in results[0].items():
             assert_array_equal(other[name], array, err_msg=name)
+
+
+MANY_BLOCKS = (
+    conv((1, 48, 121, 102), (16, 48, 3, 3), padding=1, stride=2),
+    conv((1, 96, 130, 90), (96, 1, 5, 3), padding=(2, 1), stride=(3, 2), groups=96),
+    conv((1, 16, 15, 50, 50), (8, 16, 3, 2, 3), padding=1, stride=(2, 3, 1)),
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", MANY_BLOCKS, ids=["dense", "depthwise", "3-D"])
+def test_blocks_of_rows(case: Case, layout: str) -> None:
+    """Images of several MB, which are cut into blocks of rows or planes: the same whole numbers as engine blas has."""
+    arrays = {name: to_layout(name, a, layout) for name, a in inputs(case, dtype="float32").items()}
+    mine, its = (steps("conv", arrays, start(case, backend, arrays, layout))[0] for backend in BOTH)
+    for name, array in its.items():
+        assert_array_equal(mine[name], array, err_msg=name)
 
 
 def test_eight_threads_share_a_state_with_different_batches() -> None:

@@ -278,9 +278,9 @@ MAPS = [
     ("cells that no window reads get no bias", "if covered < math.prod(", "if covered < 0 * math.prod(", "conv_transpose"),
 ]  # fmt: skip
 VIEW = [
-    ("later blocks begin at their row, not at its cell", "block.h[0] * h.step + h.start", "block.h[0] + h.start", "memory jit"),
+    ("later blocks begin at their row, not at its cell", "block.h[0] * h.step + h.start", "block.h[0] + h.start", "jit"),
     ("later blocks are written as if the stride were 1", "(h.first + block.h[0] * h.stride) * to.h",
-     "(h.first + block.h[0]) * to.h", "memory jit"),
+     "(h.first + block.h[0]) * to.h", "jit"),
 ]  # fmt: skip
 DENSE = [
     ("the weight gradient forgets its last rows", "min(k1 * tile.mr, k_count)", "min(k1 * tile.mr, k_count - 1)", "conv"),
