@@ -22,7 +22,8 @@ from funcnn._spec import FLOAT_DTYPES, HALF_DTYPES, REAL_OF_COMPLEX, AvgPoolSpec
 
 __all__ = ["JitAvgPool", "JitMaxPool"]
 
-TASK_BYTES = 1 << 20  # of the larger array in one task: some 50 microseconds' work
+TASK_BYTES = 1 << 20  # of the larger array in one task: some 50 microseconds' work, and a bound for its scratch
+TASKS = 4  # a thread, where more bytes are there and no scratch is needed: a task costs 10 microseconds of Python
 MEAN = -1  # in place of the code of the argmax
 
 
@@ -34,16 +35,22 @@ class _Task(NamedTuple):
     rows: slice
 
 
-def _tasks(n: int, groups: int, rows: int, unit: int, cut: bool) -> Iterator[_Task]:
-    """Whole images, or groups of one, or (cut) rows of one group, whose unit of memory is a group of an image."""
-    if groups * unit <= TASK_BYTES:
-        for images in _cuts(n, TASK_BYTES // (groups * unit)):
+def _tasks(shape: tuple[int, int, int], unit: int, most: int, cut: bool) -> Iterator[_Task]:
+    """Cut images x groups x rows: whole images, groups of one, or (cut) rows of one group; `most` bytes, a group has `unit`."""
+    n, groups, rows = shape
+    if groups * unit <= most:
+        for images in _cuts(n, most // (groups * unit)):
             yield _Task(images, slice(0, groups), slice(0, rows))
         return
     for i in range(n):
-        for part in _cuts(groups, max(1, TASK_BYTES // unit)):
-            for targets in _cuts(rows, max(1, rows * TASK_BYTES // unit) if cut else rows):
+        for part in _cuts(groups, max(1, most // unit)):
+            for targets in _cuts(rows, max(1, rows * most // unit) if cut else rows):
                 yield _Task(slice(i, i + 1), part, targets)
+
+
+def _units(task: _Task) -> int:
+    """Groups of all images."""
+    return (task.images.stop - task.images.start) * (task.groups.stop - task.groups.start)
 
 
 def _cuts(size: int, most: int) -> list[slice]:
@@ -86,23 +93,31 @@ class _Source(NamedTuple):
 
 
 class _Target:
-    """Where a kernel writes a task's part of a lifted array: in place, or in scratch that `finish` copies."""
+    """Where a kernel writes a lifted array: in place, or task by task in scratch that `finish` copies."""
 
-    def __init__(self, a: Array, task: _Task, dtype: np.dtype[Any]) -> None:
-        part = a[task.images, task.groups]
-        inner = math.prod(a.shape[3:-1])
-        self.first, self.last = task.rows.start * inner, task.rows.stop * inner
-        self.part, self.scratch = part[:, :, task.rows], None
-        if a.dtype == dtype and a.flags.c_contiguous:
-            self.rows, self.address = a.shape[2] * inner, address_of(part)
-        else:
-            self.scratch = scratch("target", self.part.shape, dtype)
-            self.rows = self.last - self.first
-            self.address = address_of(self.scratch) - self.first * a.shape[-1] * dtype.itemsize
+    def __init__(self, a: Array, dtype: np.dtype[Any]) -> None:
+        self.array, self.dtype = a, dtype
+        self.inner = math.prod(a.shape[3:-1])  # rows of vectors for one target on the first axis
+        self.unit = a.shape[2] * self.inner
+        self.row_bytes = a.shape[-1] * dtype.itemsize
+        self.start = address_of(a) if a.dtype == dtype and a.flags.c_contiguous else 0
 
-    def finish(self) -> None:
-        if self.scratch is not None:
-            np.copyto(self.part, self.scratch, casting="unsafe")
+    def place(self, task: _Task) -> tuple[int, int, Array | None]:
+        """Address of row 0 of the first unit, rows of a unit, and the scratch."""
+        if self.start:
+            units = task.images.start * self.array.shape[1] + task.groups.start
+            return self.start + units * self.unit * self.row_bytes, self.unit, None
+        memory = scratch("target", self.array[task].shape, self.dtype)
+        first, last = self.rows(task)
+        return address_of(memory) - first * self.row_bytes, last - first, memory
+
+    def rows(self, task: _Task) -> tuple[int, int]:
+        """First and last row of vectors."""
+        return task.rows.start * self.inner, task.rows.stop * self.inner
+
+    def finish(self, task: _Task, memory: Array | None) -> None:
+        if memory is not None:
+            np.copyto(self.array[task], memory, casting="unsafe")
 
 
 class _Passes:
@@ -128,25 +143,28 @@ class _Passes:
         geometry, real = self._geometry(order, back=False), self.real
         x, y = lifted(x, order), lifted(y, order)
         index = None if argmax is None else lifted(argmax, order)
-        end = _end(x)
+        y_at, index_at = _Target(y, real), None if index is None else _Target(index, index.dtype)
+        start, end, stride = address_of(x), _end(x), geometry.axes[-1].stride
 
         def run(task: _Task) -> None:
-            part, limit, skipped = x[task.images, task.groups], end, 0
-            if part.dtype != real:
+            images, groups, _ = task
+            if x.dtype == real:
+                (n_step, g_step, *steps), limit = x.strides, end
+                at = start + images.start * n_step + groups.start * g_step
+            else:
                 cells = geometry.needed(task.rows)
-                part = _copied("source", part[:, :, cells], real)
-                limit, skipped = _end(part), cells.start
-            n, groups, *_ = part.shape
-            n_step, g_step, *steps = part.strides
-            tables, target = geometry.tables(tuple(steps)), _Target(y, task, real)
+                part = _copied("source", x[images, groups, cells], real)
+                (n_step, g_step, *steps), limit = part.strides, _end(part)
+                at = address_of(part) - cells.start * steps[0]
+            tables = geometry.tables(tuple(steps))
+            to, rows, memory = y_at.place(task)
             self.pool(
-                address_of(part) - skipped * steps[0], limit, n_step, g_step, geometry.axes[-1].stride * steps[-1],
-                target.address, 0 if index is None else _Target(index, task, index.dtype).address,
-                groups, n * groups, target.rows, target.first, target.last, tables.address,
+                at, limit, n_step, g_step, stride * steps[-1], to, index_at.place(task)[0] if index_at else 0,
+                groups.stop - groups.start, _units(task), rows, *y_at.rows(task), tables.address,
             )  # fmt: skip
-            target.finish()
+            y_at.finish(task, memory)
 
-        self._run(run, y, x)
+        self._run(run, y, x, copied=x.dtype != real or y.dtype != real)
 
     def cells(self, dy: Array, argmax: Array | None, dx: Array, order: str) -> None:
         """Write dx (N, C, *size), in a memory order: the sum of dy over each cell's windows, or over those that it won."""
@@ -155,7 +173,7 @@ class _Passes:
         index = None if argmax is None else lifted(argmax, order)
         sizes = geometry.sources
         steps = tuple(math.prod(sizes[i + 1 :]) for i in range(len(sizes)))
-        tables, step = geometry.tables(steps), steps[0]
+        tables, step, dx_at = geometry.tables(steps), steps[0], _Target(dx, real)
 
         def run(task: _Task) -> None:
             windows = geometry.needed(task.rows)
@@ -164,33 +182,34 @@ class _Passes:
                 scaled = scratch("source", part.shape, real)
                 np.divide(part, geometry.divisor[windows], out=scaled, dtype=real, casting="unsafe")
                 places = (*_Source(scaled, windows.start).places(step), 0, 0, 0)
-            else:
+            else:  # both stay in variables: scratch beyond what is kept is gone with its array
+                values = _packed("source", dy, task, windows, real)
                 numbers = _packed("index", index, task, windows, index.dtype)
-                places = (*_packed("source", dy, task, windows, real).places(step), *numbers.places(step))
-            target = _Target(dx, task, real)
-            units = math.prod(target.part.shape[:2])
-            self.spread(*places, target.address, units, target.rows, target.first, target.last, tables.address)
-            target.finish()
+                places = (*values.places(step), *numbers.places(step))
+            to, rows, memory = dx_at.place(task)
+            self.spread(*places, to, _units(task), rows, *dx_at.rows(task), tables.address)
+            dx_at.finish(task, memory)
 
-        self._run(run, dx, dy)
+        self._run(run, dx, dy, copied=index is None or dy.dtype != real or not dy.flags.c_contiguous)
 
     def winners(self, dy: Array, argmax: Array, dx: Array) -> None:
         """Write dx (N, C, *size), channels-first, by one addition for each window."""
         bases, offsets = self._places
         dy, argmax, dx = (lifted(a, FIRST) for a in (dy, argmax, dx))
         axis, size, whole = self.spec.axes[-1], math.prod(dx.shape[2:]), slice(0, dy.shape[2])
+        dx_at = _Target(dx, self.real)
 
         def run(task: _Task) -> None:
             part = _packed("source", dy, task, whole, self.real).part
             index = _packed("index", argmax, task, whole, argmax.dtype).part
-            target = _Target(dx, task, self.real)
+            to, _, memory = dx_at.place(task)
             self.scatter(
-                address_of(part), address_of(index), target.address, math.prod(part.shape[:2]), size,
+                address_of(part), address_of(index), to, _units(task), size,
                 len(bases), address_of(bases), address_of(offsets), axis.out, axis.stride * self.real.itemsize,
             )  # fmt: skip
-            target.finish()
+            dx_at.finish(task, memory)
 
-        self._run(run, dx, dy, cut=False)
+        self._run(run, dx, dy, copied=dy.dtype != self.real or not dy.flags.c_contiguous, cut=False)
 
     @cached_property
     def _places(self) -> tuple[Array, Array]:
@@ -201,11 +220,12 @@ class _Passes:
             offset = offset[..., None] * axis.size + np.arange(axis.kernel) * axis.dilation
         return base[..., 0].reshape(-1) * self.real.itemsize, offset.reshape(-1) * self.real.itemsize
 
-    def _run(self, run: Callable[[_Task], None], target: Array, source: Array, cut: bool = True) -> None:
-        """Run tasks for all of a target; cut: also for parts of one unit of it."""
+    def _run(self, run: Callable[[_Task], None], target: Array, source: Array, copied: bool, cut: bool = True) -> None:
+        """Run tasks for all of a target. copied: they need scratch; cut: also for parts of one unit of it."""
         n, groups, rows, *_ = target.shape
-        unit = max(target.size, source.size) // (n * groups) * self.real.itemsize
-        run_all(run, list(_tasks(n, groups, rows, unit, cut)), self.threads)
+        size = max(target.size, source.size) * self.real.itemsize
+        most = TASK_BYTES if copied else max(TASK_BYTES, size // (TASKS * self.threads))
+        run_all(run, list(_tasks((n, groups, rows), size // (n * groups), most, cut)), self.threads)
 
     def _geometry(self, order: str, back: bool) -> Geometry:
         found = self._geometries.get((order, back))
