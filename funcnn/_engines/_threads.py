@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-__all__ = ["run_all"]
+__all__ = ["ranges", "run_all"]
 
 T = TypeVar("T")
 
@@ -35,6 +35,12 @@ def _forget_pool() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_pool)
+
+
+def ranges(size: int, most: int) -> list[tuple[int, int]]:
+    """Ranges of at most `most` that cover 0 .. size, of nearly equal length."""
+    count = -(-size // most)
+    return [(size * i // count, size * (i + 1) // count) for i in range(count)]
 
 
 def run_all(task: Callable[[T], Any], items: Sequence[T], threads: int) -> None:

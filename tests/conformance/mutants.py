@@ -174,11 +174,17 @@ AXES = [
      "(self.size - 1 - start) // self.stride", "conv"),
 ]  # fmt: skip
 
+THREADS = [
+    (
+        "a block loses its last pixel",
+        "size * (i + 1) // count)",
+        "size * (i + 1) // count - (i + 1 < count))",
+        "memory",
+    ),
+]
 MEMORY = [
     ("a strided block passes for a matrix", "if step is not None and stride != step:", "if False:", "conv"),
     ("padding is what was in scratch", "target[border] = 0", "pass", "conv"),
-    ("a block loses its last pixel", "yield size * i // parts, size * (i + 1) // parts",
-     "yield size * i // parts, size * (i + 1) // parts - (i + 1 < parts)", "memory"),
 ]  # fmt: skip
 
 CONV = [
@@ -335,6 +341,7 @@ SECTIONS = {
     "blas": section(
         "numpy_blas,numpy_blas_readonly",
         ("_spec.py", AXES),
+        ("_engines/_threads.py", THREADS),
         ("_engines/blas/_memory.py", MEMORY),
         ("_engines/blas/_conv.py", CONV),
         ("_engines/blas/_depthwise.py", DEPTHWISE),

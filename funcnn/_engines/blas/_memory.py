@@ -11,6 +11,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from funcnn._engines._order import Array, allocate
+from funcnn._engines._threads import ranges
 from funcnn._scratch import scratch
 
 __all__ = [
@@ -82,7 +83,7 @@ def _blocks(n: int, sizes: tuple[int, ...], pixels: int, merge_images: bool) -> 
     whole = tuple((0, size) for size in sizes)
     if image <= pixels:
         together = max(1, pixels // max(image, 1)) if merge_images else 1
-        for lo, hi in _even(n, together):
+        for lo, hi in ranges(n, together):
             yield ((lo, hi), *whole)
         return
     cut, inner = len(sizes) - 1, 1
@@ -92,12 +93,5 @@ def _blocks(n: int, sizes: tuple[int, ...], pixels: int, merge_images: bool) -> 
     rows = max(1, pixels // inner)
     for i in range(n):
         for outer in np.ndindex(*sizes[:cut]):
-            for part in _even(sizes[cut], rows):
+            for part in ranges(sizes[cut], rows):
                 yield ((i, i + 1), *((o, o + 1) for o in outer), part, *whole[cut + 1 :])
-
-
-def _even(size: int, most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of at most `most` that cover 0 .. size, of nearly equal length."""
-    parts = -(-size // most)
-    for i in range(parts):
-        yield size * i // parts, size * (i + 1) // parts

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from funcnn._engines._order import FIRST, LAST, Array
-from funcnn._engines._threads import run_all
+from funcnn._engines._threads import ranges, run_all
 from funcnn._engines.jit import _gemm, _simd
 from funcnn._engines.jit._kernels import kernel
 from funcnn._engines.jit._maps import Maps
@@ -33,7 +33,6 @@ from funcnn._engines.jit._view import (
     cut_for,
     grid,
     merged,
-    parts_of,
     size_of,
     steps_of,
     target_of,
@@ -123,7 +122,7 @@ class Dense(Maps):
                     total_at + (g * total.shape[1] + k0) * padded * self.item, 0, k1 - k0,
                 )  # fmt: skip
 
-        run_all(task, list(itertools.product(range(groups), parts_of(tiles_, -(-tiles_ // parts)))), parts)
+        run_all(task, list(itertools.product(range(groups), ranges(tiles_, -(-tiles_ // parts)))), parts)
         return self._transposed(total, k_count, outputs, parts)
 
     def _transposed(self, total: Array, k_count: int, outputs: int, parts: int) -> Array:
@@ -140,7 +139,7 @@ class Dense(Maps):
             self.pack(start + g * rows * padded * self.item, padded * self.item, k_count, offsets, k_count, put, 0, 1)
 
         parts = parts if weight.size > SHARED_PACKING else 1
-        run_all(task, list(itertools.product(range(groups), parts_of(outputs, -(-outputs // parts)))), parts)
+        run_all(task, list(itertools.product(range(groups), ranges(outputs, -(-outputs // parts)))), parts)
         weight = weight.reshape(spec.weight_shape)
         return np.flip(weight, tuple(range(2, weight.ndim))) if spec.flip else weight
 
@@ -222,7 +221,7 @@ class Dense(Maps):
             self.pack(address_of(weight) + g * g_step, m_step, outputs, offsets, width, address_of(packed[g]), lo, hi)
 
         parts = parts if packed.size > SHARED_PACKING else 1
-        run_all(task, list(itertools.product(range(groups), parts_of(count, -(-count // parts)))), parts)
+        run_all(task, list(itertools.product(range(groups), ranges(count, -(-count // parts)))), parts)
         return _Weights(packed, address_of(packed), packed.strides[0], packed.strides[1], self.item, width * self.item)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from funcnn._engines._order import FIRST, Array, allocate
-from funcnn._engines._threads import run_all
+from funcnn._engines._threads import ranges, run_all
 from funcnn._engines.jit._kernels import kernel
 from funcnn._engines.jit._lanes import depthwise, depthwise_gradient
 from funcnn._engines.jit._maps import Maps
@@ -22,7 +22,6 @@ from funcnn._engines.jit._view import (
     address_of,
     blocks,
     cut_for,
-    parts_of,
     size_of,
     steps_of,
     target_of,
@@ -71,7 +70,7 @@ class Depthwise(Maps):
         cut = cut._replace(images=1)
         plane = walks[0].span(cut.planes) * walks[1].span(cut.rows) * view.row_numbers * channels * self.item
         together = max(1, min(TASK_BYTES // plane, -(-groups * n // (2 * parts)), groups))
-        return [_Job(*job) for job in itertools.product(parts_of(groups, together), blocks(n, walks, cut))]
+        return [_Job(*job) for job in itertools.product(ranges(groups, together), blocks(n, walks, cut))]
 
     def _convolve(self, walks: Pass, x: Array, weight: Array, bias: Array, y: Array, order: str) -> None:
         groups, outputs, channels = weight.shape[:3]
@@ -139,7 +138,7 @@ class Depthwise(Maps):
         # A slice belongs to one task, which takes the blocks in their order: the same sums for every number of threads.
         jobs = self._jobs(len(x), walks, view, 1, 1)
         by_slices: list[tuple[tuple[int, int], list[Block]]] = (
-            [(part, [job.block for job in jobs]) for part in parts_of(slices, -(-slices // parts))]
+            [(part, [job.block for job in jobs]) for part in ranges(slices, -(-slices // parts))]
             if by_channels
             else [
                 (part, [job.block for job in jobs if job.groups == part])

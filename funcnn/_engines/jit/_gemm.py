@@ -24,6 +24,7 @@ from funcnn._engines.jit._simd import (
     constant,
     copy,
     element,
+    entry_of,
     fill_zero,
     first_lanes,
     load,
@@ -70,9 +71,6 @@ def tile(
         a, arow, atap, astep, b, btap, bstep, c, crow, d, drow, count, taps, steps = args[:14]
         zero = ir.Constant(vector, None)
 
-        def table(address: Any, index: Any) -> Any:
-            return plain_load(builder, builder.add(address, builder.mul(index, constant(8))), I64)
-
         entry = builder.block
         tap, step, tap_end, end = (builder.append_basic_block(n) for n in ("tap", "step", "tap_end", "end"))
         builder.branch(tap)
@@ -84,9 +82,9 @@ def tile(
         for row in outer:
             for value in row:
                 value.add_incoming(zero, entry)
-        a_tap = builder.add(a, table(atap, t))
-        rows = [builder.add(a_tap, table(arow, constant(i))) for i in range(mr_)]
-        b_tap = builder.add(b, table(btap, t))
+        a_tap = builder.add(a, entry_of(builder, atap, t))
+        rows = [builder.add(a_tap, entry_of(builder, arow, constant(i))) for i in range(mr_)]
+        b_tap = builder.add(b, entry_of(builder, btap, t))
         builder.branch(step)
 
         builder.position_at_end(step)
@@ -123,8 +121,8 @@ def tile(
         builder.position_at_end(end)
         masks = [first_lanes(builder, builder.sub(count, constant(v * lanes_)), lanes_) for v in range(nv_)]
         for i in range(mr_):
-            to = builder.add(c, table(crow, constant(i)))
-            start = builder.add(d, table(drow, constant(i)))
+            to = builder.add(c, entry_of(builder, crow, constant(i)))
+            start = builder.add(d, entry_of(builder, drow, constant(i)))
             for v in range(nv_):
                 old = masked_load(builder, builder.add(start, constant(v * width)), vector, masks[v])
                 add = builder.add if isinstance(number, ir.IntType) else builder.fadd

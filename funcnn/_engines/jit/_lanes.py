@@ -17,6 +17,7 @@ from funcnn._engines.jit._simd import (
     address,
     constant,
     element,
+    entry_of,
     first_lanes,
     masked_load,
     masked_store,
@@ -30,11 +31,6 @@ from funcnn._engines.jit._simd import (
 )
 
 __all__ = ["depthwise", "depthwise_gradient"]
-
-
-def _entry(builder: Any, start: Any, index: Any) -> Any:
-    """Number of an int64 table."""
-    return plain_load(builder, builder.add(start, builder.mul(index, constant(8))), I64)
 
 
 @intrinsic(prefer_literal=True)
@@ -60,14 +56,14 @@ def _sum_taps(
 
         start = weight(bias)
         entry, tap, end = builder.block, builder.append_basic_block("tap"), builder.append_basic_block("end")
-        rows = [builder.add(x, _entry(builder, places, constant(i))) for i in range(n_)]
+        rows = [builder.add(x, entry_of(builder, places, constant(i))) for i in range(n_)]
         builder.branch(tap)
         builder.position_at_end(tap)
         t, at = builder.phi(I64), builder.phi(I64)
         t.add_incoming(constant(0), entry)
         at.add_incoming(w, entry)
         sums = [builder.phi(vector) for _ in range(n_)]
-        offset, factor = _entry(builder, taps, t), weight(at)
+        offset, factor = entry_of(builder, taps, t), weight(at)
         new = [
             multiply_add(builder, plain_load(builder, builder.add(row, offset), vector), factor, value)
             for row, value in zip(rows, sums, strict=True)
@@ -81,9 +77,9 @@ def _sum_taps(
         builder.cbranch(builder.icmp_signed("<", t_next, count), tap, end)
         builder.position_at_end(end)
         for i, value in enumerate(new):
-            to = builder.add(y, _entry(builder, targets, constant(i)))
+            to = builder.add(y, entry_of(builder, targets, constant(i)))
             if masked_:
-                masked_store(builder, to, value, first_lanes(builder, _entry(builder, lengths, constant(i)), lanes_))
+                masked_store(builder, to, value, first_lanes(builder, entry_of(builder, lengths, constant(i)), lanes_))
             else:
                 plain_store(builder, to, value)
         return context.get_dummy_value()
@@ -108,17 +104,17 @@ def _sum_places(
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         x, places, y, targets, lengths, count, rest, taps, out = args[:9]
         entry, place, end = builder.block, builder.append_basic_block("place"), builder.append_basic_block("end")
-        offsets = [builder.add(x, _entry(builder, taps, constant(k))) for k in range(n_)]
+        offsets = [builder.add(x, entry_of(builder, taps, constant(k))) for k in range(n_)]
         builder.branch(place)
         builder.position_at_end(place)
         i = builder.phi(I64)
         i.add_incoming(constant(0), entry)
         sums = [builder.phi(vector) for _ in range(n_)]
-        length = _entry(builder, lengths, i)
+        length = entry_of(builder, lengths, i)
         length = builder.select(builder.icmp_signed("<", length, rest), length, rest)
         mask = first_lanes(builder, length, lanes_)
-        factor = masked_load(builder, builder.add(y, _entry(builder, targets, i)), vector, mask)
-        here = _entry(builder, places, i)
+        factor = masked_load(builder, builder.add(y, entry_of(builder, targets, i)), vector, mask)
+        here = entry_of(builder, places, i)
         new = [
             multiply_add(builder, masked_load(builder, builder.add(offset, here), vector, mask), factor, value)
             for offset, value in zip(offsets, sums, strict=True)

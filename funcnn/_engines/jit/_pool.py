@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from funcnn._engines._order import FIRST, LAST, Array, memory_order
+from funcnn._engines._order import FIRST, LAST, Array, allocate, memory_order
 from funcnn._engines._protocol import AvgPoolPlan, MaxPoolPlan
-from funcnn._engines._threads import run_all
+from funcnn._engines._threads import ranges, run_all
 from funcnn._engines.jit._kernels import kernel
 from funcnn._engines.jit._pool_kernels import pool, scatter, spread
 from funcnn._engines.jit._pool_tables import Geometry, lifted
 from funcnn._engines.jit._simd import CODES
 from funcnn._engines.jit._view import address_of
 from funcnn._scratch import scratch
-from funcnn._spec import FLOAT_DTYPES, HALF_DTYPES, REAL_OF_COMPLEX, AvgPoolSpec, MaxPoolSpec, ceil_div
+from funcnn._spec import FLOAT_DTYPES, HALF_DTYPES, REAL_OF_COMPLEX, AvgPoolSpec, MaxPoolSpec
 
 __all__ = ["JitAvgPool", "JitMaxPool"]
 
@@ -54,23 +54,13 @@ def _units(task: _Task) -> int:
 
 
 def _cuts(size: int, most: int) -> list[slice]:
-    """Ranges of at most `most` that cover 0 .. size, of nearly equal length."""
-    count = ceil_div(size, most)
-    return [slice(size * i // count, size * (i + 1) // count) for i in range(count)]
+    return [slice(*part) for part in ranges(size, most)]
 
 
 def _end(a: Array) -> int:
     """Address behind the last byte."""
     last = sum((n - 1) * step for n, step in zip(a.shape, a.strides, strict=True) if step > 0)
     return address_of(a) + last + a.itemsize
-
-
-def _new(n: int, shape: tuple[int, ...], dtype: str, order: str) -> Array:
-    """A new array (N, C, *spatial) in a memory order; shape: (C, *spatial)."""
-    if order == FIRST:
-        return np.empty((n, *shape), dtype)
-    c, *spatial = shape
-    return np.empty((n, *spatial, c), dtype).transpose(0, -1, *range(1, len(shape)))
 
 
 def _copied(name: str, part: Array, dtype: Any) -> Array:
@@ -253,8 +243,8 @@ class JitMaxPool(MaxPoolPlan):
 
     def forward(self, x: Array, train: bool) -> tuple[Array, Array | None]:
         spec, order = self.spec, memory_order(x, self.spec.layout)
-        y = _new(len(x), spec.y_shape, spec.dtype, order)
-        argmax = _new(len(x), spec.y_shape, spec.argmax_dtype, order) if train else None
+        y = allocate(np.empty, (len(x), *spec.y_shape), spec.dtype, order)
+        argmax = allocate(np.empty, (len(x), *spec.y_shape), spec.argmax_dtype, order) if train else None
         if y.size and spec.dtype == "bool":
             self._passes.windows(x.view(np.uint8), y.view(np.uint8), argmax, order)
         elif y.size:
@@ -263,7 +253,7 @@ class JitMaxPool(MaxPoolPlan):
 
     def backward(self, dy: Array, argmax: Array) -> Array:
         order = memory_order(dy, self.spec.layout)
-        dx = _new(len(dy), self.spec.x_shape, self.spec.dtype, order)
+        dx = allocate(np.empty, (len(dy), *self.spec.x_shape), self.spec.dtype, order)
         if dx.size and order == FIRST:
             self._passes.winners(dy, argmax, dx)
         elif dx.size:
@@ -282,7 +272,7 @@ class JitAvgPool(AvgPoolPlan):
 
     def forward(self, x: Array) -> Array:
         order = memory_order(x, self.spec.layout)
-        y = _new(len(x), self.spec.y_shape, self.spec.dtype, order)
+        y = allocate(np.empty, (len(x), *self.spec.y_shape), self.spec.dtype, order)
         if y.size:
             for source, target in _real_pairs(x, y):
                 self._passes.windows(source, target, None, order)
@@ -290,7 +280,7 @@ class JitAvgPool(AvgPoolPlan):
 
     def backward(self, dy: Array) -> Array:
         order = memory_order(dy, self.spec.layout)
-        dx = _new(len(dy), self.spec.x_shape, self.spec.dtype, order)
+        dx = allocate(np.empty, (len(dy), *self.spec.x_shape), self.spec.dtype, order)
         if dx.size:
             for source, target in _real_pairs(dy, dx):
                 self._passes.cells(source, None, target, order)

@@ -241,6 +241,11 @@ def plain_store(builder: Any, address: Any, value: Any) -> None:
     builder.store(value, pointer(builder, address, value.type), align=1)
 
 
+def entry_of(builder: Any, table: Any, index: Any) -> Any:
+    """Number of an int64 table at an address."""
+    return plain_load(builder, builder.add(table, builder.mul(index, constant(8))), I64)
+
+
 def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """a * b + c: one instruction where the CPU has it (fmuladd, which unlike fma is no function call elsewhere)."""
     if isinstance(a.type.element, ir.IntType):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from funcnn._engines._order import FIRST, LAST, Array
+from funcnn._engines._threads import ranges
 from funcnn._engines.jit import _simd
 from funcnn._engines.jit._gemm import stage_first, stage_last
 from funcnn._engines.jit._kernels import kernel
@@ -40,17 +41,11 @@ class Cut(NamedTuple):
 
 
 def blocks(n: int, walks: Pass, cut: Cut) -> list[Block]:
-    ranges = [
-        parts_of(size, most)
+    axes = [
+        ranges(size, most)
         for size, most in ((n, cut.images), (walks[0].windows, cut.planes), (walks[1].windows, cut.rows))
     ]
-    return [Block(*block) for block in itertools.product(*ranges)]
-
-
-def parts_of(size: int, most: int) -> list[tuple[int, int]]:
-    """Ranges of at most `most` that cover 0 .. size, of nearly equal length."""
-    parts = -(-size // most)
-    return [(size * i // parts, size * (i + 1) // parts) for i in range(parts)]
+    return [Block(*block) for block in itertools.product(*axes)]
 
 
 @lru_cache(1024)
