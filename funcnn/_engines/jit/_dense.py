@@ -39,7 +39,7 @@ from funcnn._engines.jit._view import (
     targets,
     view_for,
 )
-from funcnn._engines.jit._walk import Pass, forwards
+from funcnn._engines.jit._walk import Pass, Walk, forwards
 from funcnn._scratch import scratch
 from funcnn._spec import ConvSpec
 
@@ -47,6 +47,10 @@ __all__ = ["Dense"]
 
 # Of the panels of windows that are multiplied together.
 PANEL_BYTES = 1 << 20
+# Of packed weights that stay in the L2 cache while all pixels pass by.
+RESIDENT_BYTES = 640 << 10
+# Of the channels of a pixel, to be read in place where windows reach padding: a copy makes longer runs of few channels.
+LEAST_IN_PLACE = 64
 # Numbers of a weight that one thread packs while it could be handed to another.
 SHARED_PACKING = 1 << 16
 
@@ -111,14 +115,14 @@ class Dense(Maps):
             c0, c1 = k0 // spec.taps, -(-k1 // spec.taps)
             for block in all_blocks:
                 here = size_of(block)
-                tables = _gradient_tables(view, to, here, c1 - c0, k0 - c0 * spec.taps, wide)
+                tables = _gradient_tables(view, to, here, c1 - c0, k0 - c0 * spec.taps)
                 start, _, _cells = view.block(x_at, block, g * channels + c0, c1 - c0)
                 packed = scratch("dy", (padded * len(tables.pixels),), self.dtype)
                 dy = address_of(packed)
                 dy_at = y_at + g * outputs * to.c + target_of(to, walks, block)
                 self.pack(dy_at, to.c, outputs, tables.pixels, wide, dy, 0, padded // wide)
                 self.gradient(
-                    start, tables.places, tables.rows, tables.step, width, dy, tables.dy_rows, outputs,
+                    start, tables.places, tables.rows, tables.step, width, dy, outputs,
                     total_at + (g * total.shape[1] + k0) * padded * self.item, 0, k1 - k0,
                 )  # fmt: skip
 
@@ -149,8 +153,10 @@ class Dense(Maps):
         """Write the cells of y of one pass; weight (G, M, C, *k), bias (G * M)."""
         walks, x, y = merged(walks, x, y)
         parts = self._parts(len(x) * math.prod(walk.windows for walk in walks) * weight.size)
-        view = view_for(self.dtype, steps_of(x), walks, order, False)
-        cut = cut_for(len(x), walks, view.row_numbers * weight.shape[2] * self.item, parts)
+        channels, taps = weight.shape[2], math.prod(len(walk.taps) for walk in walks)
+        zeros = order == LAST and channels * self.item >= LEAST_IN_PLACE and taps <= _gemm.MOST_TAPS
+        view = view_for(self.dtype, steps_of(x), walks, order, False, zeros)
+        cut = cut_for(len(x), walks, view.row_numbers * channels * self.item, parts)
         run = (self._first if order == FIRST else self._last)(view, x, weight, bias, y, parts)
         run_all(run, list(itertools.product(range(len(weight)), blocks(len(x), walks, cut))), parts)
 
@@ -184,24 +190,29 @@ class Dense(Maps):
     def _last(self, view: View, x: Array, weight: Array, bias: Array, y: Array, parts: int) -> Callable[[Any], None]:
         """The work on one (group, block) of a channels-last pass."""
         groups, outputs, channels = weight.shape[:3]
-        walks, to = view.walks, steps_of(y)
+        walks, to, item = view.walks, steps_of(y), self.item
         nv = 1 if outputs <= self.lanes else 2
         wide = nv * self.lanes
         packed = self._pack(weight, walks, wide, LAST, parts)
         padded = np.zeros((groups, -(-outputs // wide) * wide), self.dtype)
         padded[:, :outputs] = bias.reshape(groups, outputs)
+        zeros = np.zeros(channels, self.dtype)
         x_at, y_at, bias_at = address_of(x), address_of(y), address_of(padded)
 
         def run(job: tuple[int, Block]) -> None:
             g, block = job
-            tables = _last_tables(view, to, size_of(block), channels, wide)
+            here = size_of(block)
+            tables = _last_tables(view, to, here, channels, view.edges(block))
             start, _, _cells = view.block(x_at, block, g * channels, channels)
             dump = scratch("dump", (wide,), self.dtype)
+            few = packed.group <= RESIDENT_BYTES
+            mr = self.tile[LAST].mr
+            steps = -(-outputs // wide) * len(tables.taps) * channels  # of all tiles of the same pixels
             self.convolve_last[nv](
-                start, tables.taps, self.item, tables.steps, tables.pixels, packed.address + g * packed.group,
-                tables.w_taps, outputs, y_at + g * outputs * to.c + target_of(to, walks, block),
-                address_of(dump), tables.places, bias_at + g * padded.shape[1] * self.item,
-                0, len(tables.pixels),
+                start, tables.pixels, tables.runs, tables.taps, channels, mr if few else mr * len(tables.pixels),
+                -(-mr * tables.x_step // steps) if few else 0, packed.address + g * packed.group, outputs,
+                y_at + g * outputs * to.c + target_of(to, walks, block), -(-mr * walks[2].stride * to.w // steps) if few else 0,
+                bias_at + g * padded.shape[1] * item, address_of(zeros), address_of(dump),
             )  # fmt: skip
 
         return run
@@ -253,25 +264,24 @@ def _first_tables(view: View, to: Steps, here: Cut, channels: int) -> _FirstTabl
 
 class _LastTables(NamedTuple):
     taps: Array
-    steps: int  # numbers of x that lie together for a tap
-    w_taps: Array
-    pixels: Array
-    places: Array
+    runs: Array  # of taps that lie together
+    pixels: Array  # (pixels, 3): of x, of y, padding
+    x_step: int  # from a pixel to the next
 
 
 @lru_cache(1024)
-def _last_tables(view: View, to: Steps, here: Cut, channels: int, wide: int) -> _LastTables:
+def _last_tables(view: View, to: Steps, here: Cut, channels: int, edges: tuple[Walk | None, Walk | None]) -> _LastTables:
     source, w = view.source(here, channels), view.walks[2]
-    taps, steps = view.taps(source), channels
-    if source.w == channels * view.item and w.offsets == tuple(range(len(w.taps))):  # neighbouring taps as one run
-        taps, steps = taps[:: len(w.taps)].copy(), channels * len(w.taps)
+    taps = view.taps(source)
+    together = source.w == channels * view.item and w.offsets == tuple(range(len(w.taps)))
     columns = np.arange(w.windows)
+    x_at = np.add.outer(view.rows(source, here), columns * (w.step * source.w)).reshape(-1)
+    y_at = np.add.outer(targets(to, view.walks, here), columns * (w.stride * to.w)).reshape(-1)
     return _LastTables(
         taps,
-        steps,
-        np.arange(len(taps)) * (steps * wide * view.item),
-        np.add.outer(view.rows(source, here), columns * (w.step * source.w)).reshape(-1),
-        np.add.outer(targets(to, view.walks, here), columns * (w.stride * to.w)).reshape(-1),
+        taps[:: len(w.taps)].copy() if together else taps,
+        np.stack([x_at, y_at, view.padding(here, edges)], 1),
+        w.step * source.w,
     )
 
 
@@ -280,11 +290,10 @@ class _GradientTables(NamedTuple):
     rows: Array
     step: int
     pixels: Array  # of dy
-    dy_rows: Array  # of packed dy
 
 
 @lru_cache(1024)
-def _gradient_tables(view: View, to: Steps, here: Cut, channels: int, k0: int, wide: int) -> _GradientTables:
+def _gradient_tables(view: View, to: Steps, here: Cut, channels: int, k0: int) -> _GradientTables:
     source, width = view.source(here, channels), view.walks[2].windows
     taps, cs = view.taps(source), np.arange(channels) * source.c
     rows = view.rows(source, here)
@@ -293,5 +302,4 @@ def _gradient_tables(view: View, to: Steps, here: Cut, channels: int, k0: int, w
         rows,
         view.step(source),
         np.add.outer(targets(to, view.walks, here), np.arange(width) * to.w).reshape(-1),
-        np.arange(len(rows)) * (width * wide * view.item),
     )

@@ -35,6 +35,7 @@ from funcnn._engines.jit._simd import (
     multiply_add,
     plain_load,
     pointer,
+    prefetch,
     read,
     splat,
     splatted,
@@ -44,6 +45,8 @@ from funcnn._engines.jit._simd import (
     write,
 )
 
+# Taps of a kernel whose padding is given by the bits of a number.
+MOST_TAPS = 63
 # Panels of windows that one pass over the weights serves.
 MOST_PANELS = 8
 
@@ -51,40 +54,47 @@ MOST_PANELS = 8
 @intrinsic(prefer_literal=True)
 def tile(
     typingctx: Any,
-    a: Any, arow: Any, atap: Any, astep: Any,
-    b: Any, btap: Any, bstep: Any,
+    a: Any, arow: Any, aturn: Any, atap: Any, astep: Any,
+    b: Any, bstep: Any,
     c: Any, crow: Any, d: Any, drow: Any,
-    count: Any, taps: Any, steps: Any,
-    mr: Any, nv: Any, code: Any, lanes: Any,
+    count: Any, taps: Any, steps: Any, ahead: Any,
+    streams: Any, mr: Any, nv: Any, code: Any, lanes: Any,
 ) -> Any:  # fmt: skip
     """C[i, :count] = D[i, :count] + sum over t < taps, k < steps of A[i, t, k] * B[t, k, :].
 
-    A[i, t, k] is at a + arow[i] + atap[t] + k * astep, B[t, k] at b + btap[t] + k * bstep, C[i] at c + crow[i], D[i] at
-    d + drow[i]; all in bytes, the tables are addresses of int64. taps and steps are at least 1. The sum starts from 0.
+    A[i, t, k] is at a + arow[i] + atap[t] + k * astep, with a row of arow `aturn` bytes further for each tap; B[t, k] at
+    b + (t * steps + k) * bstep, C[i] at c + crow[i], D[i] at d + drow[i]; all in bytes, the tables are addresses of int64. taps and steps are at least 1. The sum starts from 0.
+    `ahead`: table (streams, 2) of memory that the next tile needs: an address, and the bytes to fetch of it in each step.
     """
-    mr_, nv_, code_, lanes_ = (v.literal_value for v in (mr, nv, code, lanes))
+    streams_, mr_, nv_, code_, lanes_ = (v.literal_value for v in (streams, mr, nv, code, lanes))
     number = element(code_)
     vector = ir.VectorType(number, lanes_)
     width = lanes_ * (4 if number == ir.FloatType() else 8)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        a, arow, atap, astep, b, btap, bstep, c, crow, d, drow, count, taps, steps = args[:14]
+        a, arow, aturn, atap, astep, b, bstep, c, crow, d, drow, count, taps, steps, ahead = args[:15]
         zero = ir.Constant(vector, None)
 
+        heads = [entry_of(builder, ahead, constant(2 * stream)) for stream in range(streams_)]
+        strides = [entry_of(builder, ahead, constant(2 * stream + 1)) for stream in range(streams_)]
         entry = builder.block
         tap, step, tap_end, end = (builder.append_basic_block(n) for n in ("tap", "step", "tap_end", "end"))
         builder.branch(tap)
 
         builder.position_at_end(tap)
-        t = builder.phi(I64)
+        t, b_tap = builder.phi(I64), builder.phi(I64)
         t.add_incoming(constant(0), entry)
+        b_tap.add_incoming(b, entry)
+        fetched = [builder.phi(I64) for _ in range(streams_)]
+        for stream, value in enumerate(fetched):
+            value.add_incoming(heads[stream], entry)
         outer = [[builder.phi(vector) for _ in range(nv_)] for _ in range(mr_)]
         for row in outer:
             for value in row:
                 value.add_incoming(zero, entry)
         a_tap = builder.add(a, entry_of(builder, atap, t))
-        rows = [builder.add(a_tap, entry_of(builder, arow, constant(i))) for i in range(mr_)]
-        b_tap = builder.add(b, entry_of(builder, btap, t))
+        a_rows = builder.add(arow, builder.mul(t, aturn))
+        rows = [builder.add(a_tap, entry_of(builder, a_rows, constant(i))) for i in range(mr_)]
         builder.branch(step)
 
         builder.position_at_end(step)
@@ -93,6 +103,14 @@ def tile(
         a_off.add_incoming(constant(0), tap)
         b_at.add_incoming(b_tap, tap)
         sums = [[builder.phi(vector) for _ in range(nv_)] for _ in range(mr_)]
+        nexts = [builder.phi(I64) for _ in range(streams_)]
+        new_nexts = []
+        for stream, value in enumerate(nexts):
+            value.add_incoming(fetched[stream], tap)
+            prefetch(builder, value, write=stream == 1)
+            new_nexts.append(builder.add(value, strides[stream]))
+            value.add_incoming(new_nexts[-1], step)
+            fetched[stream].add_incoming(new_nexts[-1], tap_end)
         columns = [plain_load(builder, builder.add(b_at, constant(v * width)), vector) for v in range(nv_)]
         new = []
         for i in range(mr_):
@@ -103,7 +121,9 @@ def tile(
         k_next = builder.add(k, constant(1))
         k.add_incoming(k_next, step)
         a_off.add_incoming(builder.add(a_off, astep), step)
-        b_at.add_incoming(builder.add(b_at, bstep), step)
+        b_next = builder.add(b_at, bstep)
+        b_at.add_incoming(b_next, step)
+        b_tap.add_incoming(b_next, tap_end)
         for i in range(mr_):
             for v in range(nv_):
                 sums[i][v].add_incoming(outer[i][v], tap)
@@ -129,7 +149,7 @@ def tile(
                 masked_store(builder, builder.add(to, constant(v * width)), add(old, new[i][v]), masks[v])
         return context.get_dummy_value()
 
-    return types.void(*(types.int64,) * 14, mr, nv, code, lanes), codegen
+    return types.void(*(types.int64,) * 15, streams, mr, nv, code, lanes), codegen
 
 
 # ---- kernels. Each is made for one dtype (code, item bytes) and register width; all sizes and strides are arguments, in bytes
@@ -355,18 +375,18 @@ def convolve_first(code: int, item: int, lanes: int, mr: int, nv: int, stamp: in
                         b_at, lanes_here = panels + q * panel_bytes, min(nr, total - p0 - q * nr)
                         if lanes_here > 2 * lanes and nv > 2:
                             tile(
-                                a_at, address(arow), address(zero), w_step, b_at, address(zero), wide, c_at,
-                                address(crow), d_at, address(drow), lanes_here, 1, steps, mr, nv, code, lanes,
+                                a_at, address(arow), 0, address(zero), w_step, b_at, wide, c_at,
+                                address(crow), d_at, address(drow), lanes_here, 1, steps, 0, 0, mr, nv, code, lanes,
                             )  # fmt: skip
                         elif lanes_here > lanes:
                             tile(
-                                a_at, address(arow), address(zero), w_step, b_at, address(zero), wide, c_at,
-                                address(crow), d_at, address(drow), lanes_here, 1, steps, mr, 2, code, lanes,
+                                a_at, address(arow), 0, address(zero), w_step, b_at, wide, c_at,
+                                address(crow), d_at, address(drow), lanes_here, 1, steps, 0, 0, mr, 2, code, lanes,
                             )  # fmt: skip
                         else:
                             tile(
-                                a_at, address(arow), address(zero), w_step, b_at, address(zero), wide, c_at,
-                                address(crow), d_at, address(drow), lanes_here, 1, steps, mr, 1, code, lanes,
+                                a_at, address(arow), 0, address(zero), w_step, b_at, wide, c_at,
+                                address(crow), d_at, address(drow), lanes_here, 1, steps, 0, 0, mr, 1, code, lanes,
                             )  # fmt: skip
             for q in range(count):
                 if whole[q]:
@@ -387,38 +407,59 @@ def convolve_first(code: int, item: int, lanes: int, mr: int, nv: int, stamp: in
 
 def convolve_last(code: int, item: int, lanes: int, mr: int, nv: int, stamp: int) -> Any:
     """Kernel: pixels of a block, channels-last, by all output channels; weights are packed (tile, tap, channel, NR)."""
-    nr = nv * lanes
+    nr, most, entries = nv * lanes, MOST_TAPS, MOST_TAPS * mr
 
     @njit(
-        "void(int64, int64[::1], int64, int64, int64[::1], int64, int64[::1], int64,"
-        " int64, int64, int64[::1], int64, int64, int64)",
+        "void(int64, int64[:, ::1], int64[::1], int64[::1], int64, int64, int64,"
+        " int64, int64, int64, int64, int64, int64, int64)",
         nogil=True,
         cache=True,
     )
     def convolve(
-        x: int, taps: Any, step: int, steps: int, pixels: Any, w: int, w_taps: Any, outputs: int,
-        y: int, dump: int, places: Any, bias: int, first: int, last: int,
+        x: int, pixels: Any, runs: Any, taps: Any, channels: int, together: int, x_ahead: int,
+        w: int, outputs: int, y: int, y_ahead: int, bias: int, zeros: int, dump: int,
     ) -> None:  # fmt: skip
-        """Pixels first .. last: pixel p reads from x + pixels[p] + taps[t] + k * step and goes to y + places[p].
+        """Pixel p reads from x + pixels[p, 0] and goes to y + pixels[p, 1]; bit t of pixels[p, 2]: its tap t lies in padding.
 
-        bias: numbers for all tiles, 0 beyond the outputs; dump: scratch for NR numbers.
+        taps: offsets of taps of `channels` numbers; runs: of neighbouring taps that lie together as one. `together` pixels (a
+        multiple of MR) share a pass over the weights. x_ahead, y_ahead: bytes of x and y that each step of a tile fetches for
+        the next. bias: numbers for all tiles, 0 beyond the outputs; zeros: a tap of padding; dump: scratch for NR numbers.
         """
         stamp  # noqa: B018
-        arow, crow, drow = table(mr), table(mr), table(mr)
+        arow, crow, drow, nothing, ahead = table(entries), table(mr), table(mr), table(most), table(4)
         for i in range(mr):
             drow[i] = 0
-        slab = len(taps) * steps * nr * item
-        for o in range(0, outputs, nr):
-            w_at, y_at, bias_at = w + o // nr * slab, y + o * item, bias + o * item
-            for p in range(first, last, mr):
-                for i in range(mr):
-                    arow[i] = pixels[min(p + i, last - 1)]
-                    crow[i] = places[p + i] if p + i < last else dump - y_at
-                tile(
-                    x, address(arow), address(taps), step, w_at, address(w_taps), nr * item,
-                    y_at, address(crow), bias_at, address(drow),
-                    outputs - o, len(taps), steps, mr, nv, code, lanes,
-                )  # fmt: skip
+        for t in range(len(taps)):
+            nothing[t] = 0
+        total, steps, padded = len(pixels), len(taps) * channels, 0
+        for p0 in range(0, total, together):
+            for o in range(0, outputs, nr):
+                tile_ = o // nr
+                w_at, y_at = w + tile_ * steps * nr * item, y + o * item
+                for p in range(p0, min(p0 + together, total), mr):
+                    if o == 0 or together > mr:
+                        padded = 0
+                        for i in range(mr):
+                            pixel = min(p + i, total - 1)
+                            padded |= pixels[pixel, 2]
+                            arow[i] = pixels[pixel, 0]
+                        if padded:
+                            for i in range(mr):
+                                pixel = min(p + i, total - 1)
+                                at, outside = pixels[pixel, 0], pixels[pixel, 2]
+                                for t in range(len(taps)):
+                                    arow[t * mr + i] = zeros - x if (outside >> t) & 1 else at + taps[t]
+                    for i in range(mr):
+                        crow[i] = pixels[p + i, 1] if p + i < total else dump - y_at
+                    following = min(p + mr, total - 1)
+                    ahead[0], ahead[1] = x + pixels[following, 0] + taps[-1] + tile_ * steps * x_ahead, x_ahead
+                    ahead[2], ahead[3] = y + pixels[following, 1] + tile_ * steps * y_ahead, y_ahead
+                    parts = taps if padded else runs
+                    tile(
+                        x, address(arow), 8 * mr if padded else 0, address(nothing) if padded else address(runs), item,
+                        w_at, nr * item, y_at, address(crow), bias + o * item, address(drow),
+                        outputs - o, len(parts), steps // len(parts), address(ahead), 2, mr, nv, code, lanes,
+                    )  # fmt: skip
 
     return convolve
 
@@ -428,7 +469,7 @@ def weight_gradient(code: int, item: int, lanes: int, mr: int, nv: int, stamp: i
     nr = nv * lanes
 
     @njit(
-        "void(int64, int64[::1], int64[::1], int64, int64, int64, int64[::1], int64, int64, int64, int64)",
+        "void(int64, int64[::1], int64[::1], int64, int64, int64, int64, int64, int64, int64)",
         nogil=True,
         cache=True,
     )
@@ -439,13 +480,12 @@ def weight_gradient(code: int, item: int, lanes: int, mr: int, nv: int, stamp: i
         step: int,
         width: int,
         dy: int,
-        dy_rows: Any,
         outputs: int,
         to: int,
         first: int,
         last: int,
     ) -> None:
-        """Rows first .. last of the gradient: row k sums x + places[k] + rows[r] + j * step times pixel j of dy + dy_rows[r].
+        """Rows first .. last of the gradient: row k sums x + places[k] + rows[r] + j * step times pixel (r, j) of dy.
 
         The result has room for a multiple of MR rows.
         """
@@ -462,9 +502,9 @@ def weight_gradient(code: int, item: int, lanes: int, mr: int, nv: int, stamp: i
                 for i in range(mr):
                     arow[i] = places[min(k + i, last - 1)]
                 tile(
-                    x, address(arow), address(rows), step, b_at, address(dy_rows), wide,
+                    x, address(arow), 0, address(rows), step, b_at, wide,
                     c_at, address(crow), c_at, address(crow),
-                    nr, len(rows), width, mr, nv, code, lanes,
+                    nr, len(rows), width, 0, 0, mr, nv, code, lanes,
                 )  # fmt: skip
 
     return gradient

@@ -61,6 +61,7 @@ __all__ = [
     "pairs_high",
     "pairs_low",
     "pointer",
+    "prefetch",
     "quarter",
     "read",
     "register_bytes",
@@ -239,6 +240,13 @@ def plain_load(builder: Any, address: Any, kind: Any) -> Any:
 def plain_store(builder: Any, address: Any, value: Any) -> None:
     """Write a value or vector to any address."""
     builder.store(value, pointer(builder, address, value.type), align=1)
+
+
+def prefetch(builder: Any, address: Any, write: bool) -> None:
+    """Ask for a cache line, to be read or written; an address of no memory does nothing."""
+    to = pointer(builder, address, ir.IntType(8))
+    numbers = [I32(int(write)), I32(3), I32(1)]  # of most use again; data, not code
+    call_intrinsic(builder, "llvm.prefetch.p0", ir.VoidType(), [to, *numbers])
 
 
 def entry_of(builder: Any, table: Any, index: Any) -> Any:

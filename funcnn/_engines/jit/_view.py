@@ -22,6 +22,8 @@ from funcnn._scratch import scratch
 
 # Of the cells of one block: half of a 2 MB L2 cache. Smaller blocks cost more in Python than they save in the cache.
 STAGE_BYTES = 1 << 20
+# Most cells of a row that `merged` makes of smaller ones.
+ROW_CELLS = 1 << 10
 
 
 class Block(NamedTuple):
@@ -106,17 +108,17 @@ def address_of(a: Array) -> int:
 class View:
     """The source of a pass as the kernels read it: in place, or block by block in padded rows (`copies`: always).
 
-    A copy has a register of slack at its end, so that a vector of the last cells may read beyond them. A view holds no array:
+    `zeros`: the kernel reads zeros where a window lies in padding, see `padding`. A copy has a register of slack at its end, so that a vector of the last cells may read beyond them. A view holds no array:
     it is made once for the steps of an array.
     """
 
-    def __init__(self, dtype: str, at: Steps, walks: Pass, order: str, copies: bool) -> None:
+    def __init__(self, dtype: str, at: Steps, walks: Pass, order: str, copies: bool, zeros: bool = False) -> None:
         self.at, self.walks, self.order, self.dtype = at, walks, order, dtype
         self.item, self.lanes = np.dtype(dtype).itemsize, _simd.lanes_of(dtype)
         self.stage = kernel(stage_first if order == FIRST else stage_last, dtype)
         w = walks[2]
         fits = w.step == 1 and at.w == self.item if order == FIRST else at.c == self.item
-        self.direct = fits and not copies and all(walk.inside for walk in walks)
+        self.direct = fits and not copies and (zeros or all(walk.inside for walk in walks))
         # Channels-first rows hold one part for each phase of the stride, so that neighbouring windows' cells lie together.
         self.phases = sorted({o % w.step for o in w.offsets}) if order == FIRST else [0]
         self.firsts = np.array([w.start + phase for phase in self.phases])
@@ -182,6 +184,27 @@ class View:
         d, h, _ = self.walks
         return Steps(source.n, source.d * d.step, source.h * h.step, 0, 0).grid(here)
 
+    def edges(self, block: Block) -> tuple[Walk | None, Walk | None]:
+        """The planes and the rows of windows of a block, as far as they reach padding that is not in a copy."""
+        if not self.direct:
+            return None, None
+        d, h = self.walks[0].part(*block.d), self.walks[1].part(*block.h)
+        return None if d.inside else d, None if h.inside else h
+
+    def padding(self, here: Cut, edges: tuple[Walk | None, Walk | None]) -> Array:
+        """For every window of a block, bit t: its tap t lies in padding that is not in a copy."""
+        axes = (*edges, self.walks[2] if self.direct else None)
+        counts = here.planes, here.rows, self.walks[2].windows
+        flags = [
+            np.zeros((n, len(walk.taps)), bool) if edge is None else edge.outside()
+            for n, walk, edge in zip(counts, self.walks, axes, strict=True)
+        ]
+        d, h, w = (np.expand_dims(f, tuple({0, 1, 2, 3, 4, 5} - {i, i + 3})) for i, f in enumerate(flags))
+        bits = (d | h | w).reshape(math.prod(counts), -1)
+        if not bits.any():
+            return np.zeros(here.images * len(bits), int)
+        return np.tile(bits @ (1 << np.arange(bits.shape[1])), here.images)
+
     def step(self, source: Steps) -> int:
         """Bytes from a cell of one window to that of the next."""
         return self.item if self.order == FIRST else self.walks[2].step * source.w
@@ -213,22 +236,33 @@ def target_of(to: Steps, walks: Pass, block: Block) -> int:
 
 
 def merged(walks: Pass, x: Array, y: Array) -> tuple[Pass, Array, Array]:
-    """A pass of single taps over every cell as one over a single axis, where the memory of the axes is one run."""
-    if any(walk != Walk(walk.size, walk.size, 1, 0, (0,), (0,)) for walk in walks):
+    """A pass of single taps over every cell as one over long rows, where the memory of the axes is one run.
+
+    Rows of 7 cells would leave most of a tile idle; rows of all cells could not be cut into blocks.
+    """
+    if any(walk != _single(walk.size) for walk in walks):
         return walks, x, y
     cells = math.prod(walk.size for walk in walks)
-    flat_x, flat_y = _flattened(x, cells), _flattened(y, cells)
-    if flat_x is None or flat_y is None:
+    width = max(n for n in range(1, min(cells, ROW_CELLS) + 1) if cells % n == 0)
+    if width < ROW_CELLS // 16:
+        width = cells
+    long_x, long_y = _in_rows(x, width), _in_rows(y, width)
+    if long_x is None or long_y is None:
         return walks, x, y
-    return (POINT, POINT, Walk(cells, cells, 1, 0, (0,), (0,))), flat_x, flat_y
+    return (POINT, _single(cells // width), _single(width)), long_x, long_y
 
 
-def _flattened(a: Array, cells: int) -> Array | None:
-    """a (N, C, *spatial) as (N, C, cells) without a copy, None where that cannot be."""
+def _single(cells: int) -> Walk:
+    """Windows of one tap over an axis."""
+    return Walk(cells, cells, 1, 0, (0,), (0,))
+
+
+def _in_rows(a: Array, width: int) -> Array | None:
+    """a (N, C, *spatial) as (N, C, rows, width) without a copy, None where that cannot be."""
     step = None
     for size, stride in zip(reversed(a.shape[2:]), reversed(a.strides[2:]), strict=True):
         if size > 1 and step is not None and stride != step:
             return None
         if size > 1 or step is None:
             step = stride * size
-    return a.reshape(*a.shape[:2], cells)
+    return a.reshape(*a.shape[:2], -1, width)

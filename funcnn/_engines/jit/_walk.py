@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import itertools
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from funcnn._spec import Axis
 
@@ -40,6 +42,15 @@ class Walk(NamedTuple):
     def inside(self) -> bool:
         """Whether no window reads padding."""
         return self.start >= 0 and self.start + self.span(self.windows) <= self.size
+
+    def part(self, lo: int, hi: int) -> Walk:
+        """Windows lo .. hi alone (where they write is as before)."""
+        return self._replace(windows=hi - lo, start=self.start + lo * self.step)
+
+    def outside(self) -> np.ndarray[Any, Any]:
+        """Which taps lie in padding: (windows, taps) of bool."""
+        cells = np.add.outer(np.arange(self.windows) * self.step + self.start, self.offsets)
+        return (cells < 0) | (cells >= self.size)
 
 
 POINT = Walk(1, 1, 1, 0, (0,), (0,))
