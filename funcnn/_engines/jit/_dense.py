@@ -51,6 +51,10 @@ PANEL_BYTES = 1 << 20
 RESIDENT_BYTES = 640 << 10
 # Of the channels of a pixel, to be read in place where windows reach padding: a copy makes longer runs of few channels.
 LEAST_IN_PLACE = 64
+# Pixels of the weight gradient that all tiles sum before the next: their cells and their dy stay in the L1 cache.
+GRADIENT_PIXELS = 128
+# Of the sums of slices of the pixels: at most 8 slices, and at most so many bytes.
+SLICES_BYTES = 2 << 20
 # Numbers of a weight that one thread packs while it could be handed to another.
 SHARED_PACKING = 1 << 16
 
@@ -100,34 +104,35 @@ class Dense(Maps):
         tile, k_count = self.tile[LAST], channels * spec.taps
         wide = tile.nv * self.lanes
         padded, tiles_ = -(-outputs // wide) * wide, -(-k_count // tile.mr)
-        total = np.zeros((groups, tiles_ * tile.mr, padded), self.dtype)
         parts = self._parts(y.size * k_count)
+        # Slices of the pixels have a sum each, as many for every number of threads; where a sum is large, threads share its rows.
+        most = SLICES_BYTES // (groups * k_count * padded * self.item)
+        slices = next(n for n in (8, 4, 2, 1) if n <= max(most, 1))
+        shares = -(-parts // slices)
         view = view_for(self.dtype, steps_of(x), walks, order, False)
-        cut = cut_for(len(x), walks, view.row_numbers * channels * self.item, 1)
+        cut = cut_for(len(x), walks, view.row_numbers * spec.inputs * self.item, slices)
         all_blocks = blocks(len(x), walks, cut)
-        x_at, y_at, total_at = address_of(x), address_of(y), address_of(total)
-        width = walks[2].windows
+        slices = min(slices, len(all_blocks))
+        total = np.zeros((slices, groups, tiles_ * tile.mr, padded), self.dtype)
+        x_at, y_at = address_of(x), address_of(y)
 
-        def task(job: tuple[int, tuple[int, int]]) -> None:
-            g, (k0, k1) = job
-            k0, k1 = k0 * tile.mr, min(k1 * tile.mr, k_count)
-            # k = (channel, tap): only the channels of this part are needed.
-            c0, c1 = k0 // spec.taps, -(-k1 // spec.taps)
-            for block in all_blocks:
-                here = size_of(block)
-                tables = _gradient_tables(view, to, here, c1 - c0, k0 - c0 * spec.taps)
-                start, _, _cells = view.block(x_at, block, g * channels + c0, c1 - c0)
-                packed = scratch("dy", (padded * len(tables.pixels),), self.dtype)
-                dy = address_of(packed)
-                dy_at = y_at + g * outputs * to.c + target_of(to, walks, block)
-                self.pack(dy_at, to.c, outputs, tables.pixels, wide, dy, 0, padded // wide)
+        def task(job: tuple[tuple[int, tuple[int, int]], tuple[int, int]]) -> None:
+            (s, part), (t0, t1) = job
+            k0, k1 = t0 * tile.mr, min(t1 * tile.mr, k_count)
+            for block in all_blocks[slice(*part)]:
+                tables = _gradient_tables(view, to, size_of(block), spec.inputs, channels)
+                start, _, _cells = view.block(x_at, block, 0, spec.inputs)
+                packed = scratch("dy", (groups * padded * len(tables.pixels),), self.dtype)
+                dy, dy_at = address_of(packed), y_at + target_of(to, walks, block)
+                self.pack(dy_at, outputs * to.c, to.c, outputs, tables.pixels, wide, dy, 0, groups * (padded // wide))
                 self.gradient(
-                    start, tables.places, tables.rows, tables.step, width, dy, outputs,
-                    total_at + (g * total.shape[1] + k0) * padded * self.item, 0, k1 - k0,
+                    groups, start, tables.group, tables.places[k0:k1], tables.rows, tables.step, tables.width,
+                    max(1, GRADIENT_PIXELS // tables.width), dy, outputs, address_of(total[s, 0, k0:]), total.strides[1], k1 - k0,
                 )  # fmt: skip
 
-        run_all(task, list(itertools.product(range(groups), ranges(tiles_, -(-tiles_ // parts)))), parts)
-        return self._transposed(total, k_count, outputs, parts)
+        own = list(enumerate(ranges(len(all_blocks), -(-len(all_blocks) // slices))))
+        run_all(task, list(itertools.product(own, ranges(tiles_, -(-tiles_ // shares)))), parts)
+        return self._transposed(total.sum(0) if slices > 1 else total[0], k_count, outputs, parts)
 
     def _transposed(self, total: Array, k_count: int, outputs: int, parts: int) -> Array:
         """(G, padded K, padded O / G) as a weight (O, C, *k)."""
@@ -140,7 +145,7 @@ class Dense(Maps):
             g, (o0, o1) = job
             offsets = np.arange(o0, o1) * self.item
             put = to + (g * outputs + o0) * k_count * self.item
-            self.pack(start + g * rows * padded * self.item, padded * self.item, k_count, offsets, k_count, put, 0, 1)
+            self.pack(start + g * rows * padded * self.item, 0, padded * self.item, k_count, offsets, k_count, put, 0, 1)
 
         parts = parts if weight.size > SHARED_PACKING else 1
         run_all(task, list(itertools.product(range(groups), ranges(outputs, -(-outputs // parts)))), parts)
@@ -156,63 +161,63 @@ class Dense(Maps):
         channels, taps = weight.shape[2], math.prod(len(walk.taps) for walk in walks)
         zeros = order == LAST and channels * self.item >= LEAST_IN_PLACE and taps <= _gemm.MOST_TAPS
         view = view_for(self.dtype, steps_of(x), walks, order, False, zeros)
-        cut = cut_for(len(x), walks, view.row_numbers * channels * self.item, parts)
+        cut = cut_for(len(x), walks, view.row_numbers * len(weight) * channels * self.item, parts)
         run = (self._first if order == FIRST else self._last)(view, x, weight, bias, y, parts)
-        run_all(run, list(itertools.product(range(len(weight)), blocks(len(x), walks, cut))), parts)
+        run_all(run, blocks(len(x), walks, cut), parts)
 
-    def _first(self, view: View, x: Array, weight: Array, bias: Array, y: Array, parts: int) -> Callable[[Any], None]:
-        """The work on one (group, block) of a channels-first pass."""
-        outputs, channels = weight.shape[1:3]
+    def _first(self, view: View, x: Array, weight: Array, bias: Array, y: Array, parts: int) -> Callable[[Block], None]:
+        """The work on one block of a channels-first pass."""
+        groups, outputs, channels = weight.shape[:3]
         walks, to, item, tile = view.walks, steps_of(y), self.item, self.tile[FIRST]
         wide, mr = tile.nv * self.lanes, tile.mr if outputs > 4 else 4
         packed = self._pack(weight, walks, mr, FIRST, parts)
         taps_count = math.prod(len(walk.taps) for walk in walks)
         width, pixel = walks[2].windows, walks[2].stride * to.w
-        x_at, y_at, bias_at, limit = address_of(x), address_of(y), address_of(bias), byte_bounds(x)[1]
+        x_at, y_at, limit = address_of(x), address_of(y), byte_bounds(x)[1]
 
-        def run(job: tuple[int, Block]) -> None:
-            g, block = job
-            tables = _first_tables(view, to, size_of(block), channels)
-            start, end, _cells = view.block(x_at, block, g * channels, channels)
+        def run(block: Block) -> None:
+            tables = _first_tables(view, to, size_of(block), groups * channels)
+            start, end, _cells = view.block(x_at, block, 0, groups * channels)
             together = min(_gemm.MOST_PANELS, -(-len(tables.rows) * width // wide))
             chunk = max(1, min(channels, PANEL_BYTES // (together * taps_count * wide * item)))
             panels = scratch("panels", (together * (chunk * taps_count * wide + self.lanes),), self.dtype)
             sums = scratch("sums", (together * (outputs + mr) * wide,), self.dtype)
             self.convolve_first[mr](
-                start, end or limit, tables.source.c, channels, tables.taps, tables.rows, width, together,
-                packed.address + g * packed.group, packed.row, packed.step, packed.tile, outputs,
-                y_at + g * outputs * to.c + target_of(to, walks, block), to.c, pixel, bias_at + g * outputs * item,
+                groups, start, channels * tables.source.c, end or limit, tables.source.c, channels,
+                tables.taps, tables.rows, width, together,
+                packed.address, packed.group, packed.row, packed.step, packed.tile, outputs,
+                y_at + target_of(to, walks, block), outputs * to.c, to.c, pixel, address_of(bias),
                 address_of(panels), address_of(sums), chunk,
             )  # fmt: skip
 
         return run
 
-    def _last(self, view: View, x: Array, weight: Array, bias: Array, y: Array, parts: int) -> Callable[[Any], None]:
-        """The work on one (group, block) of a channels-last pass."""
+    def _last(self, view: View, x: Array, weight: Array, bias: Array, y: Array, parts: int) -> Callable[[Block], None]:
+        """The work on one block of a channels-last pass."""
         groups, outputs, channels = weight.shape[:3]
-        walks, to, item = view.walks, steps_of(y), self.item
+        walks, to, mr = view.walks, steps_of(y), self.tile[LAST].mr
         nv = 1 if outputs <= self.lanes else 2
         wide = nv * self.lanes
         packed = self._pack(weight, walks, wide, LAST, parts)
         padded = np.zeros((groups, -(-outputs // wide) * wide), self.dtype)
         padded[:, :outputs] = bias.reshape(groups, outputs)
         zeros = np.zeros(channels, self.dtype)
-        x_at, y_at, bias_at = address_of(x), address_of(y), address_of(padded)
+        x_at, y_at = address_of(x), address_of(y)
+        resident = packed.group <= RESIDENT_BYTES
+        steps = packed.group // (wide * self.item)  # of all tiles of the same pixels
+        x_step, y_step = walks[2].step * view.source(Cut(1, 1, 1), groups * channels).w, walks[2].stride * to.w
+        # Bytes of x and y that each step fetches for the next pixels: the tile after this one has them, if weights stay.
+        x_ahead, y_ahead = (-(-mr * abs(step) // steps) if resident else 0 for step in (x_step, y_step))
 
-        def run(job: tuple[int, Block]) -> None:
-            g, block = job
-            here = size_of(block)
-            tables = _last_tables(view, to, here, channels, view.edges(block))
-            start, _, _cells = view.block(x_at, block, g * channels, channels)
+        def run(block: Block) -> None:
+            tables = _last_tables(view, to, size_of(block), groups * channels, channels, view.edges(block))
+            start, _, _cells = view.block(x_at, block, 0, groups * channels)
             dump = scratch("dump", (wide,), self.dtype)
-            few = packed.group <= RESIDENT_BYTES
-            mr = self.tile[LAST].mr
-            steps = -(-outputs // wide) * len(tables.taps) * channels  # of all tiles of the same pixels
             self.convolve_last[nv](
-                start, tables.pixels, tables.runs, tables.taps, channels, mr if few else mr * len(tables.pixels),
-                -(-mr * tables.x_step // steps) if few else 0, packed.address + g * packed.group, outputs,
-                y_at + g * outputs * to.c + target_of(to, walks, block), -(-mr * walks[2].stride * to.w // steps) if few else 0,
-                bias_at + g * padded.shape[1] * item, address_of(zeros), address_of(dump),
+                groups, start, channels * self.item, tables.pixels, tables.runs, tables.taps, channels,
+                mr if resident else mr * len(tables.pixels), x_ahead,
+                packed.address, packed.group, outputs, y_at + target_of(to, walks, block), outputs * to.c, y_ahead,
+                address_of(padded), address_of(zeros), address_of(dump),
             )  # fmt: skip
 
         return run
@@ -227,12 +232,13 @@ class Dense(Maps):
         count = -(-outputs // width)
         packed = scratch("weights", (groups, count, len(offsets), width), self.dtype)
 
-        def task(job: tuple[int, tuple[int, int]]) -> None:
-            g, (lo, hi) = job
-            self.pack(address_of(weight) + g * g_step, m_step, outputs, offsets, width, address_of(packed[g]), lo, hi)
+        start, to = address_of(weight), address_of(packed)
+
+        def task(tiles: tuple[int, int]) -> None:
+            self.pack(start, g_step, m_step, outputs, offsets, width, to, *tiles)
 
         parts = parts if packed.size > SHARED_PACKING else 1
-        run_all(task, list(itertools.product(range(groups), ranges(count, -(-count // parts)))), parts)
+        run_all(task, ranges(groups * count, -(-groups * count // parts)), parts)
         return _Weights(packed, address_of(packed), packed.strides[0], packed.strides[1], self.item, width * self.item)
 
 
@@ -266,12 +272,13 @@ class _LastTables(NamedTuple):
     taps: Array
     runs: Array  # of taps that lie together
     pixels: Array  # (pixels, 3): of x, of y, padding
-    x_step: int  # from a pixel to the next
 
 
 @lru_cache(1024)
-def _last_tables(view: View, to: Steps, here: Cut, channels: int, edges: tuple[Walk | None, Walk | None]) -> _LastTables:
-    source, w = view.source(here, channels), view.walks[2]
+def _last_tables(
+    view: View, to: Steps, here: Cut, inputs: int, channels: int, edges: tuple[Walk | None, Walk | None]
+) -> _LastTables:
+    source, w = view.source(here, inputs), view.walks[2]
     taps = view.taps(source)
     together = source.w == channels * view.item and w.offsets == tuple(range(len(w.taps)))
     columns = np.arange(w.windows)
@@ -281,25 +288,30 @@ def _last_tables(view: View, to: Steps, here: Cut, channels: int, edges: tuple[W
         taps,
         taps[:: len(w.taps)].copy() if together else taps,
         np.stack([x_at, y_at, view.padding(here, edges)], 1),
-        w.step * source.w,
     )
 
 
 class _GradientTables(NamedTuple):
+    group: int  # from a group to the next
     places: Array  # of k
-    rows: Array
+    rows: Array  # of `width` pixels
+    width: int
     step: int
     pixels: Array  # of dy
 
 
 @lru_cache(1024)
-def _gradient_tables(view: View, to: Steps, here: Cut, channels: int, k0: int) -> _GradientTables:
-    source, width = view.source(here, channels), view.walks[2].windows
+def _gradient_tables(view: View, to: Steps, here: Cut, inputs: int, channels: int) -> _GradientTables:
+    source, windows = view.source(here, inputs), view.walks[2].windows
+    step = view.step(source)
     taps, cs = view.taps(source), np.arange(channels) * source.c
-    rows = view.rows(source, here)
+    width = max(n for n in range(1, min(windows, GRADIENT_PIXELS) + 1) if windows % n == 0)
+    width = width if width >= GRADIENT_PIXELS // 4 else windows
     return _GradientTables(
-        np.add.outer(cs, taps).reshape(-1)[k0:],
-        rows,
-        view.step(source),
-        np.add.outer(targets(to, view.walks, here), np.arange(width) * to.w).reshape(-1),
+        channels * source.c,
+        np.add.outer(cs, taps).reshape(-1),
+        np.add.outer(view.rows(source, here), np.arange(0, windows, width) * step).reshape(-1),
+        width,
+        step,
+        np.add.outer(targets(to, view.walks, here), np.arange(windows) * to.w).reshape(-1),
     )

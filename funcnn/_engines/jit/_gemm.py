@@ -247,24 +247,29 @@ def stage_last(code: int, item: int, lanes: int, stamp: int) -> Any:
 def pack(code: int, item: int, lanes: int, stamp: int) -> Any:
     """Kernel: tiles of `width` rows side by side: to[tile, k, r] = start[tile * width + r, k], 0 beyond the last row."""
 
-    @njit("void(int64, int64, int64, int64[::1], int64, int64, int64, int64)", nogil=True, cache=True)
-    def pack(start: int, step: int, rows: int, offsets: Any, width: int, to: int, first: int, last: int) -> None:
-        """Tiles first .. last. Row r lies r * step bytes from the start, number k of a row offsets[k] bytes from its head."""
+    @njit("void(int64, int64, int64, int64, int64[::1], int64, int64, int64, int64)", nogil=True, cache=True)
+    def pack(
+        start: int, group: int, step: int, rows: int, offsets: Any, width: int, to: int, first: int, last: int
+    ) -> None:
+        """Tiles first .. last, counted over all groups, which lie `group` bytes apart and have `rows` rows each. Row r lies r * step bytes from the start, number k of a row offsets[k] bytes from its head."""
         stamp  # noqa: B018
-        count = len(offsets)
+        count, tiles = len(offsets), (rows + width - 1) // width
         for tile in range(first, last):
-            base = to + tile * count * width * item
+            row0 = tile % tiles * width
+            base, head = to + tile * count * width * item, start + tile // tiles * group + row0 * step
+            if step == item and width % lanes == 0:
+                for k in range(count):
+                    for r0 in range(0, width, lanes):
+                        here = rows - row0 - r0
+                        store(base + (k * width + r0) * item, load_first(head + offsets[k] + r0 * item, here, code, lanes))
+                continue
             for r0 in range(0, width, lanes):
-                row = start + (tile * width + r0) * step
+                row = head + r0 * step
                 block = min(lanes, width - r0)
-                here = min(rows - tile * width - r0, block)  # rows that exist
+                here = min(rows - row0 - r0, block)  # rows that exist
                 k = 0
                 while k < count:
                     to_k = base + (k * width + r0) * item
-                    if step == item and block == lanes:
-                        store(to_k, load_first(row + offsets[k], here, code, lanes))
-                        k += 1
-                        continue
                     run = 1  # numbers that lie together
                     while (
                         here == lanes
@@ -293,15 +298,15 @@ def convolve_first(code: int, item: int, lanes: int, mr: int, nv: int, stamp: in
     most, entries = MOST_PANELS, MOST_PANELS * nr
 
     @njit(
-        "void(int64, int64, int64, int64, int64[::1], int64[:, ::1], int64, int64,"
-        " int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)",
+        "void(int64, int64, int64, int64, int64, int64, int64[::1], int64[:, ::1], int64, int64,"
+        " int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)",
         nogil=True,
         cache=True,
     )
     def convolve(
-        x: int, limit: int, c_step: int, channels: int, taps: Any, rows: Any, width: int, together: int,
-        w: int, w_row: int, w_step: int, w_tile: int, outputs: int,
-        y: int, y_step: int, pixel: int, bias: int, panels: int, sums: int, chunk: int,
+        groups: int, x: int, x_group: int, limit: int, c_step: int, channels: int, taps: Any, rows: Any, width: int, together: int,
+        w: int, w_group: int, w_row: int, w_step: int, w_tile: int, outputs: int,
+        y: int, y_group: int, y_step: int, pixel: int, bias: int, panels: int, sums: int, chunk: int,
     ) -> None:  # fmt: skip
         """All pixels of `rows`: (offset in x, offset in y) of rows of `width` pixels.
 
@@ -320,87 +325,89 @@ def convolve_first(code: int, item: int, lanes: int, mr: int, nv: int, stamp: in
         last_tap = taps[0]
         for tap in taps:
             last_tap = max(last_tap, tap)
-        for p0 in range(0, total, together * nr):
-            count = min(together, (total - p0 + nr - 1) // nr)
-            copies, farthest = 0, 0
-            for q in range(count):
-                # Runs of pixels that lie together: lane, length, offset in y; and the registers that they are read in.
-                p, s, done, one_run = p0 + q * nr, q * nr, 0, pixel == item
-                while done < min(nr, total - p):
-                    row, col = (p + done) // width, (p + done) % width
-                    put[s], lane[s] = rows[row, 1] + col * pixel, done
-                    length[s] = min(width - col, min(nr, total - p) - done)
-                    one_run = one_run and put[s] == put[q * nr] + done * item
-                    for i in range(0, length[s], lanes):
-                        read_at[copies] = rows[row, 0] + (col + i) * item
-                        write_at[copies] = q * panel_bytes + (done + i) * item
-                        farthest = max(farthest, read_at[copies])
-                        copies += 1
-                    done += length[s]
-                    s += 1
-                parts[q], whole[q] = s, one_run
-            for c0 in range(0, channels, chunk):
-                c1 = min(channels, c0 + chunk)
-                steps = (c1 - c0) * len(taps)
-                if total - p0 < count * nr:  # lanes that nobody writes must not hold numbers that slow the sum down
-                    fill_zero(panels + (count - 1) * panel_bytes, steps * wide)
-                to = panels
-                inside = x + max(c0 * c_step, (c1 - 1) * c_step) + last_tap + farthest + register <= limit
-                for c in range(c0, c1):
-                    for tap in taps:
-                        start = x + c * c_step + tap
-                        if inside:  # a register may run over the end of a run into the next, which is written later
-                            for i in range(copies):
-                                store(to + write_at[i], load(start + read_at[i], code, lanes))
-                        else:
-                            for i in range(copies):
-                                left = (limit - start - read_at[i]) // item
-                                store(to + write_at[i], load_first(start + read_at[i], left, code, lanes))
-                        to += wide
-                for m in range(0, outputs, mr):
-                    a_at = w + m // mr * w_tile + c0 * len(taps) * w_step
-                    for i in range(mr):
-                        arow[i] = min(i, outputs - 1 - m) * w_row
-                    for q in range(count):
-                        own = sums + q * own_bytes + m * wide
-                        c_at = y + m * y_step + put[q * nr] if whole[q] else own
-                        d_at = own if c0 == 0 else c_at
+        for _ in range(groups):
+            for p0 in range(0, total, together * nr):
+                count = min(together, (total - p0 + nr - 1) // nr)
+                copies, farthest = 0, 0
+                for q in range(count):
+                    # Runs of pixels that lie together: lane, length, offset in y; and the registers that they are read in.
+                    p, s, done, one_run = p0 + q * nr, q * nr, 0, pixel == item
+                    while done < min(nr, total - p):
+                        row, col = (p + done) // width, (p + done) % width
+                        put[s], lane[s] = rows[row, 1] + col * pixel, done
+                        length[s] = min(width - col, min(nr, total - p) - done)
+                        one_run = one_run and put[s] == put[q * nr] + done * item
+                        for i in range(0, length[s], lanes):
+                            read_at[copies] = rows[row, 0] + (col + i) * item
+                            write_at[copies] = q * panel_bytes + (done + i) * item
+                            farthest = max(farthest, read_at[copies])
+                            copies += 1
+                        done += length[s]
+                        s += 1
+                    parts[q], whole[q] = s, one_run
+                for c0 in range(0, channels, chunk):
+                    c1 = min(channels, c0 + chunk)
+                    steps = (c1 - c0) * len(taps)
+                    if total - p0 < count * nr:  # lanes that nobody writes must not hold numbers that slow the sum down
+                        fill_zero(panels + (count - 1) * panel_bytes, steps * wide)
+                    to = panels
+                    inside = x + max(c0 * c_step, (c1 - 1) * c_step) + last_tap + farthest + register <= limit
+                    for c in range(c0, c1):
+                        for tap in taps:
+                            start = x + c * c_step + tap
+                            if inside:  # a register may run over the end of a run into the next, which is written later
+                                for i in range(copies):
+                                    store(to + write_at[i], load(start + read_at[i], code, lanes))
+                            else:
+                                for i in range(copies):
+                                    left = (limit - start - read_at[i]) // item
+                                    store(to + write_at[i], load_first(start + read_at[i], left, code, lanes))
+                            to += wide
+                    for m in range(0, outputs, mr):
+                        a_at = w + m // mr * w_tile + c0 * len(taps) * w_step
                         for i in range(mr):
-                            crow[i] = i * y_step if whole[q] and m + i < outputs else own + i * wide - c_at
-                            drow[i] = i * wide if c0 == 0 else crow[i]
-                            if c0 == 0:
-                                start_ = splat(read(bias + min(m + i, outputs - 1) * item, code), code, lanes)
-                                for v in range(nv):
-                                    store(own + i * wide + v * register, start_)
-                        b_at, lanes_here = panels + q * panel_bytes, min(nr, total - p0 - q * nr)
-                        if lanes_here > 2 * lanes and nv > 2:
-                            tile(
-                                a_at, address(arow), 0, address(zero), w_step, b_at, wide, c_at,
-                                address(crow), d_at, address(drow), lanes_here, 1, steps, 0, 0, mr, nv, code, lanes,
-                            )  # fmt: skip
-                        elif lanes_here > lanes:
-                            tile(
-                                a_at, address(arow), 0, address(zero), w_step, b_at, wide, c_at,
-                                address(crow), d_at, address(drow), lanes_here, 1, steps, 0, 0, mr, 2, code, lanes,
-                            )  # fmt: skip
-                        else:
-                            tile(
-                                a_at, address(arow), 0, address(zero), w_step, b_at, wide, c_at,
-                                address(crow), d_at, address(drow), lanes_here, 1, steps, 0, 0, mr, 1, code, lanes,
-                            )  # fmt: skip
-            for q in range(count):
-                if whole[q]:
-                    continue
-                for m in range(outputs):
-                    for s in range(q * nr, parts[q]):
-                        source, target = sums + q * own_bytes + m * wide + lane[s] * item, y + m * y_step + put[s]
-                        if pixel == item:
-                            copy(target, source, length[s] * item)
-                        else:
-                            for _ in range(length[s]):
-                                write(target, read(source, code), code)
-                                source += item
-                                target += pixel
+                            arow[i] = min(i, outputs - 1 - m) * w_row
+                        for q in range(count):
+                            own = sums + q * own_bytes + m * wide
+                            c_at = y + m * y_step + put[q * nr] if whole[q] else own
+                            d_at = own if c0 == 0 else c_at
+                            for i in range(mr):
+                                crow[i] = i * y_step if whole[q] and m + i < outputs else own + i * wide - c_at
+                                drow[i] = i * wide if c0 == 0 else crow[i]
+                                if c0 == 0:
+                                    start_ = splat(read(bias + min(m + i, outputs - 1) * item, code), code, lanes)
+                                    for v in range(nv):
+                                        store(own + i * wide + v * register, start_)
+                            b_at, lanes_here = panels + q * panel_bytes, min(nr, total - p0 - q * nr)
+                            if lanes_here > 2 * lanes and nv > 2:
+                                tile(
+                                    a_at, address(arow), 0, address(zero), w_step, b_at, wide, c_at,
+                                    address(crow), d_at, address(drow), lanes_here, 1, steps, 0, 0, mr, nv, code, lanes,
+                                )  # fmt: skip
+                            elif lanes_here > lanes:
+                                tile(
+                                    a_at, address(arow), 0, address(zero), w_step, b_at, wide, c_at,
+                                    address(crow), d_at, address(drow), lanes_here, 1, steps, 0, 0, mr, 2, code, lanes,
+                                )  # fmt: skip
+                            else:
+                                tile(
+                                    a_at, address(arow), 0, address(zero), w_step, b_at, wide, c_at,
+                                    address(crow), d_at, address(drow), lanes_here, 1, steps, 0, 0, mr, 1, code, lanes,
+                                )  # fmt: skip
+                for q in range(count):
+                    if whole[q]:
+                        continue
+                    for m in range(outputs):
+                        for s in range(q * nr, parts[q]):
+                            source, target = sums + q * own_bytes + m * wide + lane[s] * item, y + m * y_step + put[s]
+                            if pixel == item:
+                                copy(target, source, length[s] * item)
+                            else:
+                                for _ in range(length[s]):
+                                    write(target, read(source, code), code)
+                                    source += item
+                                    target += pixel
+            x, w, y, bias = x + x_group, w + w_group, y + y_group, bias + outputs * item
 
     return convolve
 
@@ -410,14 +417,14 @@ def convolve_last(code: int, item: int, lanes: int, mr: int, nv: int, stamp: int
     nr, most, entries = nv * lanes, MOST_TAPS, MOST_TAPS * mr
 
     @njit(
-        "void(int64, int64[:, ::1], int64[::1], int64[::1], int64, int64, int64,"
-        " int64, int64, int64, int64, int64, int64, int64)",
+        "void(int64, int64, int64, int64[:, ::1], int64[::1], int64[::1], int64, int64, int64,"
+        " int64, int64, int64, int64, int64, int64, int64, int64, int64)",
         nogil=True,
         cache=True,
     )
     def convolve(
-        x: int, pixels: Any, runs: Any, taps: Any, channels: int, together: int, x_ahead: int,
-        w: int, outputs: int, y: int, y_ahead: int, bias: int, zeros: int, dump: int,
+        groups: int, x: int, x_group: int, pixels: Any, runs: Any, taps: Any, channels: int, together: int, x_ahead: int,
+        w: int, w_group: int, outputs: int, y: int, y_group: int, y_ahead: int, bias: int, zeros: int, dump: int,
     ) -> None:  # fmt: skip
         """Pixel p reads from x + pixels[p, 0] and goes to y + pixels[p, 1]; bit t of pixels[p, 2]: its tap t lies in padding.
 
@@ -432,34 +439,36 @@ def convolve_last(code: int, item: int, lanes: int, mr: int, nv: int, stamp: int
         for t in range(len(taps)):
             nothing[t] = 0
         total, steps, padded = len(pixels), len(taps) * channels, 0
-        for p0 in range(0, total, together):
-            for o in range(0, outputs, nr):
-                tile_ = o // nr
-                w_at, y_at = w + tile_ * steps * nr * item, y + o * item
-                for p in range(p0, min(p0 + together, total), mr):
-                    if o == 0 or together > mr:
-                        padded = 0
-                        for i in range(mr):
-                            pixel = min(p + i, total - 1)
-                            padded |= pixels[pixel, 2]
-                            arow[i] = pixels[pixel, 0]
-                        if padded:
+        for _ in range(groups):
+            for p0 in range(0, total, together):
+                for o in range(0, outputs, nr):
+                    tile_ = o // nr
+                    w_at, y_at = w + tile_ * steps * nr * item, y + o * item
+                    for p in range(p0, min(p0 + together, total), mr):
+                        if o == 0 or together > mr:
+                            padded = 0
                             for i in range(mr):
                                 pixel = min(p + i, total - 1)
-                                at, outside = pixels[pixel, 0], pixels[pixel, 2]
-                                for t in range(len(taps)):
-                                    arow[t * mr + i] = zeros - x if (outside >> t) & 1 else at + taps[t]
-                    for i in range(mr):
-                        crow[i] = pixels[p + i, 1] if p + i < total else dump - y_at
-                    following = min(p + mr, total - 1)
-                    ahead[0], ahead[1] = x + pixels[following, 0] + taps[-1] + tile_ * steps * x_ahead, x_ahead
-                    ahead[2], ahead[3] = y + pixels[following, 1] + tile_ * steps * y_ahead, y_ahead
-                    parts = taps if padded else runs
-                    tile(
-                        x, address(arow), 8 * mr if padded else 0, address(nothing) if padded else address(runs), item,
-                        w_at, nr * item, y_at, address(crow), bias + o * item, address(drow),
-                        outputs - o, len(parts), steps // len(parts), address(ahead), 2, mr, nv, code, lanes,
-                    )  # fmt: skip
+                                padded |= pixels[pixel, 2]
+                                arow[i] = pixels[pixel, 0]
+                            if padded:
+                                for i in range(mr):
+                                    pixel = min(p + i, total - 1)
+                                    at, outside = pixels[pixel, 0], pixels[pixel, 2]
+                                    for t in range(len(taps)):
+                                        arow[t * mr + i] = zeros - x if (outside >> t) & 1 else at + taps[t]
+                        for i in range(mr):
+                            crow[i] = pixels[p + i, 1] if p + i < total else dump - y_at
+                        following = min(p + mr, total - 1)
+                        ahead[0], ahead[1] = x + pixels[following, 0] + taps[-1] + tile_ * steps * x_ahead, x_ahead
+                        ahead[2], ahead[3] = y + pixels[following, 1] + tile_ * steps * y_ahead, y_ahead
+                        parts = taps if padded else runs
+                        tile(
+                            x, address(arow), 8 * mr if padded else 0, address(nothing) if padded else address(runs), item,
+                            w_at, nr * item, y_at, address(crow), bias + o * item, address(drow),
+                            outputs - o, len(parts), steps // len(parts), address(ahead), 2, mr, nv, code, lanes,
+                        )  # fmt: skip
+            x, w, y, bias = x + x_group, w + w_group, y + y_group, bias + (outputs + nr - 1) // nr * nr * item
 
     return convolve
 
@@ -469,42 +478,40 @@ def weight_gradient(code: int, item: int, lanes: int, mr: int, nv: int, stamp: i
     nr = nv * lanes
 
     @njit(
-        "void(int64, int64[::1], int64[::1], int64, int64, int64, int64, int64, int64, int64)",
+        "void(int64, int64, int64, int64[::1], int64[::1], int64, int64, int64, int64, int64, int64, int64, int64)",
         nogil=True,
         cache=True,
     )
     def gradient(
-        x: int,
-        places: Any,
-        rows: Any,
-        step: int,
-        width: int,
-        dy: int,
-        outputs: int,
-        to: int,
-        first: int,
-        last: int,
-    ) -> None:
-        """Rows first .. last of the gradient: row k sums x + places[k] + rows[r] + j * step times pixel (r, j) of dy.
+        groups: int, x: int, x_group: int, places: Any, rows: Any, step: int, width: int, together: int,
+        dy: int, outputs: int, to: int, to_group: int, last: int,
+    ) -> None:  # fmt: skip
+        """Row k < last of the gradient sums x + places[k] + rows[r] + j * step times pixel (r, j) of dy, for j < width.
 
-        The result has room for a multiple of MR rows.
+        `together` rows of pixels are summed at a time: their cells stay in the L1 cache for all tiles. The result has room for
+        a multiple of MR rows.
         """
         stamp  # noqa: B018
         arow, crow = table(mr), table(mr)
         wide = nr * item
         pitch = (outputs + nr - 1) // nr * wide  # of a row of the result
+        dy_group = len(rows) * width * pitch
         for i in range(mr):
             crow[i] = i * pitch
-        for o in range((outputs + nr - 1) // nr):
-            b_at = dy + o * len(rows) * width * wide
-            for k in range(first, last, mr):
-                c_at = to + k * pitch + o * wide
-                for i in range(mr):
-                    arow[i] = places[min(k + i, last - 1)]
-                tile(
-                    x, address(arow), 0, address(rows), step, b_at, wide,
-                    c_at, address(crow), c_at, address(crow),
-                    nr, len(rows), width, 0, 0, mr, nv, code, lanes,
-                )  # fmt: skip
+        for _ in range(groups):
+            for r in range(0, len(rows), together):
+                count = min(together, len(rows) - r)
+                for o in range((outputs + nr - 1) // nr):
+                    b_at = dy + (o * len(rows) + r) * width * wide
+                    for k in range(0, last, mr):
+                        c_at = to + k * pitch + o * wide
+                        for i in range(mr):
+                            arow[i] = places[min(k + i, last - 1)]
+                        tile(
+                            x, address(arow), 0, address(rows) + 8 * r, step, b_at, wide,
+                            c_at, address(crow), c_at, address(crow),
+                            nr, count, width, 0, 0, mr, nv, code, lanes,
+                        )  # fmt: skip
+            x, dy, to = x + x_group, dy + dy_group, to + to_group
 
     return gradient
