@@ -21,6 +21,7 @@ from numpy.lib.array_utils import byte_bounds
 from funcnn._engines._order import FIRST, LAST, Array
 from funcnn._engines._threads import ranges, run_all
 from funcnn._engines.jit import _gemm, _simd
+from funcnn._engines.jit._columns import Target, columns_for, fits
 from funcnn._engines.jit._kernels import kernel
 from funcnn._engines.jit._maps import Maps
 from funcnn._engines.jit._view import (
@@ -39,7 +40,7 @@ from funcnn._engines.jit._view import (
     targets,
     view_for,
 )
-from funcnn._engines.jit._walk import Pass, Walk, forwards
+from funcnn._engines.jit._walk import Pass, Walk, forwards, single, three
 from funcnn._scratch import scratch
 from funcnn._spec import ConvSpec
 
@@ -57,6 +58,9 @@ GRADIENT_PIXELS = 128
 SLICES_BYTES = 2 << 20
 # Numbers of a weight that one thread packs while it could be handed to another.
 SHARED_PACKING = 1 << 16
+
+
+BlockMap = Callable[[Block, int], None]
 
 
 class Tile(NamedTuple):
@@ -89,6 +93,8 @@ class Dense(Maps):
         super().__init__(spec, dtype, threads)
         self.tile = dict(zip((FIRST, LAST), tiles(), strict=True))
         self.pack = kernel(_gemm.pack, dtype)
+        if fits(spec):
+            columns_for(spec, dtype, FIRST)
         self.convolve_first = {
             mr: kernel(_gemm.convolve_first, dtype, mr, self.tile[FIRST].nv) for mr in (4, self.tile[FIRST].mr)
         }
@@ -152,6 +158,37 @@ class Dense(Maps):
         weight = weight.reshape(spec.weight_shape)
         return np.flip(weight, tuple(range(2, weight.ndim))) if spec.flip else weight
 
+    # ---- the adjoint of few inputs -----------------------------------------------------------------------------------
+
+    def adjoint(self, y: Array, weight: Array, bias: Array, x: Array, order: str) -> None:
+        if fits(self.spec):
+            self._adjoint_by_columns(y, weight, bias, x, order)
+        else:
+            super().adjoint(y, weight, bias, x, order)
+
+    def _adjoint_by_columns(self, y: Array, weight: Array, bias: Array, x: Array, order: str) -> None:
+        spec = self.spec
+        columns = columns_for(spec, self.dtype, order)
+        if spec.flip:
+            weight = np.flip(weight, tuple(range(2, weight.ndim)))
+        points = (1,) * len(spec.axes)
+        matrix = np.ascontiguousarray(weight.transpose(*range(2, weight.ndim), 1, 0)).reshape(1, -1, spec.outputs, *points)
+        parts = self._parts(y.size * columns.numbers)
+        walks = three(tuple(single(a.out) for a in spec.axes))
+        view = view_for(self.dtype, steps_of(y), walks, order, False)
+        multiply = self._block_map(view, y, matrix, np.zeros(columns.numbers, self.dtype), columns.steps, order, parts)
+
+        def task(target: Target) -> None:
+            sums = columns.sums(target, bias)
+            products = scratch("columns", (columns.together * walks[2].windows * columns.numbers + self.lanes,), self.dtype)
+            at = address_of(products)
+            for block in columns.blocks(target):
+                multiply(block, at)
+                columns.add(at, target, block, sums)
+            columns.write(sums, x, target)
+
+        run_all(task, columns.targets(len(y), parts), parts)
+
     # ---- one pass ----------------------------------------------------------------------------------------------------
 
     def _convolve(self, walks: Pass, x: Array, weight: Array, bias: Array, y: Array, order: str) -> None:
@@ -162,20 +199,26 @@ class Dense(Maps):
         zeros = order == LAST and channels * self.item >= LEAST_IN_PLACE and taps <= _gemm.MOST_TAPS
         view = view_for(self.dtype, steps_of(x), walks, order, False, zeros)
         cut = cut_for(len(x), walks, view.row_numbers * len(weight) * channels * self.item, parts)
-        run = (self._first if order == FIRST else self._last)(view, x, weight, bias, y, parts)
-        run_all(run, blocks(len(x), walks, cut), parts)
+        to, y_at = steps_of(y), address_of(y)
+        run = self._block_map(view, x, weight, bias, to, order, parts)
+        run_all(lambda block: run(block, y_at + target_of(to, walks, block)), blocks(len(x), walks, cut), parts)
 
-    def _first(self, view: View, x: Array, weight: Array, bias: Array, y: Array, parts: int) -> Callable[[Block], None]:
-        """The work on one block of a channels-first pass."""
+    def _block_map(
+        self, view: View, x: Array, weight: Array, bias: Array, to: Steps, order: str, parts: int
+    ) -> BlockMap:
+        """The map of one block to the address of its first pixel, from where steps `to` lead to the others."""
+        return (self._first if order == FIRST else self._last)(view, x, weight, bias, to, parts)
+
+    def _first(self, view: View, x: Array, weight: Array, bias: Array, to: Steps, parts: int) -> BlockMap:
         groups, outputs, channels = weight.shape[:3]
-        walks, to, item, tile = view.walks, steps_of(y), self.item, self.tile[FIRST]
+        walks, item, tile = view.walks, self.item, self.tile[FIRST]
         wide, mr = tile.nv * self.lanes, tile.mr if outputs > 4 else 4
         packed = self._pack(weight, walks, mr, FIRST, parts)
         taps_count = math.prod(len(walk.taps) for walk in walks)
         width, pixel = walks[2].windows, walks[2].stride * to.w
-        x_at, y_at, limit = address_of(x), address_of(y), byte_bounds(x)[1]
+        x_at, limit = address_of(x), byte_bounds(x)[1]
 
-        def run(block: Block) -> None:
+        def run(block: Block, at: int) -> None:
             tables = _first_tables(view, to, size_of(block), groups * channels)
             start, end, _cells = view.block(x_at, block, 0, groups * channels)
             together = min(_gemm.MOST_PANELS, -(-len(tables.rows) * width // wide))
@@ -186,37 +229,36 @@ class Dense(Maps):
                 groups, start, channels * tables.source.c, end or limit, tables.source.c, channels,
                 tables.taps, tables.rows, width, together,
                 packed.address, packed.group, packed.row, packed.step, packed.tile, outputs,
-                y_at + target_of(to, walks, block), outputs * to.c, to.c, pixel, address_of(bias),
+                at, outputs * to.c, to.c, pixel, address_of(bias),
                 address_of(panels), address_of(sums), chunk,
             )  # fmt: skip
 
         return run
 
-    def _last(self, view: View, x: Array, weight: Array, bias: Array, y: Array, parts: int) -> Callable[[Block], None]:
-        """The work on one block of a channels-last pass."""
+    def _last(self, view: View, x: Array, weight: Array, bias: Array, to: Steps, parts: int) -> BlockMap:
         groups, outputs, channels = weight.shape[:3]
-        walks, to, mr = view.walks, steps_of(y), self.tile[LAST].mr
+        walks, mr = view.walks, self.tile[LAST].mr
         nv = 1 if outputs <= self.lanes else 2
         wide = nv * self.lanes
         packed = self._pack(weight, walks, wide, LAST, parts)
         padded = np.zeros((groups, -(-outputs // wide) * wide), self.dtype)
         padded[:, :outputs] = bias.reshape(groups, outputs)
         zeros = np.zeros(channels, self.dtype)
-        x_at, y_at = address_of(x), address_of(y)
+        x_at = address_of(x)
         resident = packed.group <= RESIDENT_BYTES
         steps = packed.group // (wide * self.item)  # of all tiles of the same pixels
         x_step, y_step = walks[2].step * view.source(Cut(1, 1, 1), groups * channels).w, walks[2].stride * to.w
         # Bytes of x and y that each step fetches for the next pixels: the tile after this one has them, if weights stay.
         x_ahead, y_ahead = (-(-mr * abs(step) // steps) if resident else 0 for step in (x_step, y_step))
 
-        def run(block: Block) -> None:
+        def run(block: Block, at: int) -> None:
             tables = _last_tables(view, to, size_of(block), groups * channels, channels, view.edges(block))
             start, _, _cells = view.block(x_at, block, 0, groups * channels)
             dump = scratch("dump", (wide,), self.dtype)
             self.convolve_last[nv](
                 groups, start, channels * self.item, tables.pixels, tables.runs, tables.taps, channels,
                 mr if resident else mr * len(tables.pixels), x_ahead,
-                packed.address, packed.group, outputs, y_at + target_of(to, walks, block), outputs * to.c, y_ahead,
+                packed.address, packed.group, outputs, at, outputs * to.c, y_ahead,
                 address_of(padded), address_of(zeros), address_of(dump),
             )  # fmt: skip
 

@@ -27,6 +27,7 @@ from funcnn._engines.jit._simd import (
     entry_of,
     fill_zero,
     first_lanes,
+    gather,
     load,
     load_even,
     load_first,
@@ -40,6 +41,7 @@ from funcnn._engines.jit._simd import (
     splat,
     splatted,
     store,
+    store_first,
     table,
     transpose,
     write,
@@ -282,10 +284,7 @@ def pack(code: int, item: int, lanes: int, stamp: int) -> Any:
                         transpose(to_k, width * item, row + offsets[k], step, code, lanes)
                         k += lanes
                         continue
-                    for r in range(here):
-                        write(to_k + r * item, read(row + r * step + offsets[k], code), code)
-                    if here < block:
-                        fill_zero(to_k + max(here, 0) * item, (block - max(here, 0)) * item)
+                    store_first(to_k, gather(row + offsets[k], step, here, code, lanes), block)
                     k += 1
 
     return pack

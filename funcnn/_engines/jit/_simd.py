@@ -41,6 +41,7 @@ __all__ = [
     "fill_zero",
     "first_lanes",
     "fma",
+    "gather",
     "greater",
     "item_in",
     "joined",
@@ -338,6 +339,22 @@ def load_first(typingctx: Any, address: Any, count: Any, code: Any, lanes: Any) 
         return masked_load(builder, args[0], kind.llvm, first_lanes(builder, args[1], kind.lanes))
 
     return kind(types.int64, types.int64, code, lanes), codegen
+
+
+@intrinsic(prefer_literal=True)
+def gather(typingctx: Any, address: Any, step: Any, count: Any, code: Any, lanes: Any) -> Any:
+    """`count` numbers that lie `step` bytes apart, 0 in the other lanes; nothing else is read."""
+    kind = Vector(*_literals(code, lanes))
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        n = kind.lanes
+        offsets = builder.mul(splatted(builder, args[1], n), ir.Constant(ir.VectorType(I64, n), list(range(n))))
+        places = builder.add(splatted(builder, args[0], n), offsets)
+        places = builder.inttoptr(places, ir.VectorType(kind.llvm.element.as_pointer(), n))
+        arguments = [places, I32(1), first_lanes(builder, args[2], n), ir.Constant(kind.llvm, None)]
+        return call_intrinsic(builder, f"llvm.masked.gather.{mangled(kind.llvm)}.v{n}p0", kind.llvm, arguments)
+
+    return kind(types.int64, types.int64, types.int64, code, lanes), codegen
 
 
 @intrinsic(prefer_literal=True)

@@ -17,7 +17,7 @@ from funcnn._engines._threads import ranges
 from funcnn._engines.jit import _simd
 from funcnn._engines.jit._gemm import stage_first, stage_last
 from funcnn._engines.jit._kernels import kernel
-from funcnn._engines.jit._walk import POINT, Pass, Walk
+from funcnn._engines.jit._walk import POINT, Pass, Walk, single
 from funcnn._scratch import scratch
 
 # Of the cells of one block: half of a 2 MB L2 cache. Smaller blocks cost more in Python than they save in the cache.
@@ -240,7 +240,7 @@ def merged(walks: Pass, x: Array, y: Array) -> tuple[Pass, Array, Array]:
 
     Rows of 7 cells would leave most of a tile idle; rows of all cells could not be cut into blocks.
     """
-    if any(walk != _single(walk.size) for walk in walks):
+    if any(walk != single(walk.size) for walk in walks):
         return walks, x, y
     cells = math.prod(walk.size for walk in walks)
     width = max(n for n in range(1, min(cells, ROW_CELLS) + 1) if cells % n == 0)
@@ -249,12 +249,7 @@ def merged(walks: Pass, x: Array, y: Array) -> tuple[Pass, Array, Array]:
     long_x, long_y = _in_rows(x, width), _in_rows(y, width)
     if long_x is None or long_y is None:
         return walks, x, y
-    return (POINT, _single(cells // width), _single(width)), long_x, long_y
-
-
-def _single(cells: int) -> Walk:
-    """Windows of one tap over an axis."""
-    return Walk(cells, cells, 1, 0, (0,), (0,))
+    return (POINT, single(cells // width), single(width)), long_x, long_y
 
 
 def _in_rows(a: Array, width: int) -> Array | None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from funcnn._spec import Axis
 
-__all__ = ["POINT", "Walk", "backwards", "forwards", "three"]
+__all__ = ["POINT", "Walk", "backwards", "forwards", "single", "three"]
 
 
 class Walk(NamedTuple):
@@ -55,6 +55,11 @@ class Walk(NamedTuple):
 
 POINT = Walk(1, 1, 1, 0, (0,), (0,))
 Pass = tuple[Walk, Walk, Walk]
+
+
+def single(cells: int) -> Walk:
+    """Windows of one tap over an axis."""
+    return Walk(cells, cells, 1, 0, (0,), (0,))
 
 
 def three(walks: tuple[Walk, ...]) -> Pass:
