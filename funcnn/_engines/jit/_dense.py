@@ -257,7 +257,7 @@ class Dense(Maps):
             dump = scratch("dump", (wide,), self.dtype)
             self.convolve_last[nv](
                 groups, start, channels * self.item, tables.pixels, tables.runs, tables.taps, channels,
-                mr if resident else mr * len(tables.pixels), x_ahead,
+                mr if resident else mr * tables.pixels.shape[1], x_ahead,
                 packed.address, packed.group, outputs, at, outputs * to.c, y_ahead,
                 address_of(padded), address_of(zeros), address_of(dump),
             )  # fmt: skip
@@ -313,7 +313,7 @@ def _first_tables(view: View, to: Steps, here: Cut, channels: int) -> _FirstTabl
 class _LastTables(NamedTuple):
     taps: Array
     runs: Array  # of taps that lie together
-    pixels: Array  # (pixels, 3): of x, of y, padding
+    pixels: Array  # (3, pixels): of x, of y, padding
 
 
 @lru_cache(1024)
@@ -329,7 +329,7 @@ def _last_tables(
     return _LastTables(
         taps,
         taps[:: len(w.taps)].copy() if together else taps,
-        np.stack([x_at, y_at, view.padding(here, edges)], 1),
+        np.stack([x_at, y_at, view.padding(here, edges)]),
     )
 
 

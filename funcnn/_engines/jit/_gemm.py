@@ -425,46 +425,49 @@ def convolve_last(code: int, item: int, lanes: int, mr: int, nv: int, stamp: int
         groups: int, x: int, x_group: int, pixels: Any, runs: Any, taps: Any, channels: int, together: int, x_ahead: int,
         w: int, w_group: int, outputs: int, y: int, y_group: int, y_ahead: int, bias: int, zeros: int, dump: int,
     ) -> None:  # fmt: skip
-        """Pixel p reads from x + pixels[p, 0] and goes to y + pixels[p, 1]; bit t of pixels[p, 2]: its tap t lies in padding.
+        """Pixel p reads from x + pixels[0, p] and goes to y + pixels[1, p]; bit t of pixels[2, p]: its tap t lies in padding.
 
         taps: offsets of taps of `channels` numbers; runs: of neighbouring taps that lie together as one. `together` pixels (a
         multiple of MR) share a pass over the weights. x_ahead, y_ahead: bytes of x and y that each step of a tile fetches for
         the next. bias: numbers for all tiles, 0 beyond the outputs; zeros: a tap of padding; dump: scratch for NR numbers.
         """
         stamp  # noqa: B018
-        arow, crow, drow, nothing, ahead = table(entries), table(mr), table(mr), table(most), table(4)
+        own_a, own_c, turns, drow = table(mr), table(mr), table(entries), table(mr)
+        nothing, ahead = table(most), table(4)
         for i in range(mr):
             drow[i] = 0
         for t in range(len(taps)):
             nothing[t] = 0
-        total, steps, padded = len(pixels), len(taps) * channels, 0
+        total, steps = pixels.shape[1], len(taps) * channels
+        x_places, y_places = address(pixels), address(pixels) + 8 * total
         for _ in range(groups):
             for p0 in range(0, total, together):
                 for o in range(0, outputs, nr):
                     tile_ = o // nr
                     w_at, y_at = w + tile_ * steps * nr * item, y + o * item
                     for p in range(p0, min(p0 + together, total), mr):
-                        if o == 0 or together > mr:
-                            padded = 0
+                        arow, crow, padded = x_places + 8 * p, y_places + 8 * p, 0
+                        if p + mr > total:  # rows beyond the last pixel repeat it
+                            for i in range(mr):
+                                own_a[i] = pixels[0, min(p + i, total - 1)]
+                                own_c[i] = pixels[1, p + i] if p + i < total else dump - y_at
+                            arow, crow = address(own_a), address(own_c)
+                        for i in range(p, min(p + mr, total)):
+                            padded |= pixels[2, i]
+                        if padded and (o == 0 or together > mr):
                             for i in range(mr):
                                 pixel = min(p + i, total - 1)
-                                padded |= pixels[pixel, 2]
-                                arow[i] = pixels[pixel, 0]
-                            if padded:
-                                for i in range(mr):
-                                    pixel = min(p + i, total - 1)
-                                    at, outside = pixels[pixel, 0], pixels[pixel, 2]
-                                    for t in range(len(taps)):
-                                        arow[t * mr + i] = zeros - x if (outside >> t) & 1 else at + taps[t]
-                        for i in range(mr):
-                            crow[i] = pixels[p + i, 1] if p + i < total else dump - y_at
+                                at, outside = pixels[0, pixel], pixels[2, pixel]
+                                for t in range(len(taps)):
+                                    turns[t * mr + i] = zeros - x if (outside >> t) & 1 else at + taps[t]
                         following = min(p + mr, total - 1)
-                        ahead[0], ahead[1] = x + pixels[following, 0] + taps[-1] + tile_ * steps * x_ahead, x_ahead
-                        ahead[2], ahead[3] = y + pixels[following, 1] + tile_ * steps * y_ahead, y_ahead
+                        ahead[0], ahead[1] = x + pixels[0, following] + taps[-1] + tile_ * steps * x_ahead, x_ahead
+                        ahead[2], ahead[3] = y + pixels[1, following] + tile_ * steps * y_ahead, y_ahead
                         parts = taps if padded else runs
                         tile(
-                            x, address(arow), 8 * mr if padded else 0, address(nothing) if padded else address(runs), item,
-                            w_at, nr * item, y_at, address(crow), bias + o * item, address(drow),
+                            x, address(turns) if padded else arow, 8 * mr if padded else 0,
+                            address(nothing) if padded else address(runs), item, w_at, nr * item,
+                            y_at, crow, bias + o * item, address(drow),
                             outputs - o, len(parts), steps // len(parts), address(ahead), 2, mr, nv, code, lanes,
                         )  # fmt: skip
             x, w, y, bias = x + x_group, w + w_group, y + y_group, bias + (outputs + nr - 1) // nr * nr * item

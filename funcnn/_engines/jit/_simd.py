@@ -210,8 +210,10 @@ def splatted(builder: Any, value: Any, lanes: int) -> Any:
 
 def first_lanes(builder: Any, count: Any, lanes: int) -> Any:
     """Mask of the first `count` (i64) lanes; any count, also below 0 and above `lanes`."""
-    numbers = ir.Constant(ir.VectorType(I64, lanes), list(range(lanes)))
-    return builder.icmp_signed("<", numbers, splatted(builder, count, lanes))
+    for sign, limit in (("<", 0), (">", lanes)):  # as a narrow number it is compared in one register
+        count = builder.select(builder.icmp_signed(sign, count, constant(limit)), constant(limit), count)
+    numbers = ir.Constant(ir.VectorType(I32, lanes), list(range(lanes)))
+    return builder.icmp_signed("<", numbers, splatted(builder, builder.trunc(count, I32), lanes))
 
 
 def mangled(kind: Any) -> str:
