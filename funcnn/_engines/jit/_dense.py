@@ -52,8 +52,9 @@ PANEL_BYTES = 1 << 20
 RESIDENT_BYTES = 640 << 10
 # Of the channels of a pixel, to be read in place where windows reach padding: a copy makes longer runs of few channels.
 LEAST_IN_PLACE = 64
-# Pixels of the weight gradient that all tiles sum before the next: their cells and their dy stay in the L1 cache.
-GRADIENT_PIXELS = 128
+# Cells of a row or of some rows whose windows all tiles of the weight gradient sum before the next: they and their dy stay in
+# the L1 cache.
+GRADIENT_CELLS = 256
 # Of the sums of slices of the pixels: at most 8 slices, and at most so many bytes.
 SLICES_BYTES = 2 << 20
 # Numbers of a weight that one thread packs while it could be handed to another.
@@ -106,39 +107,55 @@ class Dense(Maps):
         spec = self.spec
         groups, outputs, channels = spec.groups, spec.outputs // spec.groups, spec.inputs // spec.groups
         walks, x, y = merged(forwards(spec.axes, spec.flip), x, y)
-        to = steps_of(y)
-        tile, k_count = self.tile[LAST], channels * spec.taps
-        wide = tile.nv * self.lanes
+        parts = self._parts(y.size * channels * spec.taps)
+        if order == LAST and channels > outputs and all(walk == single(walk.size) for walk in walks):
+            # Rows of a tile are numbers of one pixel: those of wide pixels do not stay in the L1 cache, so x is the other side.
+            total = self._pixel_sums(walks, y, x, groups, order, parts)
+            return np.ascontiguousarray(total[:, :outputs, :channels]).reshape(spec.weight_shape)
+        return self._transposed(self._pixel_sums(walks, x, y, groups, order, parts), channels * spec.taps, outputs, parts)
+
+    def _pixel_sums(self, walks: Pass, x: Array, y: Array, groups: int, order: str, parts: int) -> Array:
+        """Sums over all windows of each of their numbers times each channel of y: (G, padded C * taps, padded O / G)."""
+        to, tile = steps_of(y), self.tile[LAST]
+        inputs, channels, outputs = x.shape[1], x.shape[1] // groups, y.shape[1] // groups
+        k_count, wide = channels * math.prod(len(walk.taps) for walk in walks), tile.nv * self.lanes
         padded, tiles_ = -(-outputs // wide) * wide, -(-k_count // tile.mr)
-        parts = self._parts(y.size * k_count)
         # Slices of the pixels have a sum each, as many for every number of threads; where a sum is large, threads share its rows.
         most = SLICES_BYTES // (groups * k_count * padded * self.item)
         slices = next(n for n in (8, 4, 2, 1) if n <= max(most, 1))
         shares = -(-parts // slices)
         view = view_for(self.dtype, steps_of(x), walks, order, False)
-        cut = cut_for(len(x), walks, view.row_numbers * spec.inputs * self.item, slices)
+        cut = cut_for(len(x), walks, view.row_numbers * inputs * self.item, slices)
         all_blocks = blocks(len(x), walks, cut)
         slices = min(slices, len(all_blocks))
         total = np.zeros((slices, groups, tiles_ * tile.mr, padded), self.dtype)
         x_at, y_at = address_of(x), address_of(y)
+        even = padded == outputs and to.c == self.item and _evenly(y)
 
         def task(job: tuple[tuple[int, tuple[int, int]], tuple[int, int]]) -> None:
             (s, part), (t0, t1) = job
             k0, k1 = t0 * tile.mr, min(t1 * tile.mr, k_count)
             for block in all_blocks[slice(*part)]:
-                tables = _gradient_tables(view, to, size_of(block), spec.inputs, channels)
-                start, _, _cells = view.block(x_at, block, 0, spec.inputs)
-                packed = scratch("dy", (groups * padded * len(tables.pixels),), self.dtype)
-                dy, dy_at = address_of(packed), y_at + target_of(to, walks, block)
-                self.pack(dy_at, outputs * to.c, to.c, outputs, tables.pixels, wide, dy, 0, groups * (padded // wide))
+                tables = _gradient_tables(view, to, size_of(block), inputs, channels)
+                start, _, _cells = view.block(x_at, block, 0, inputs)
+                together = tables.together
+                dy, buffer = y_at + target_of(to, walks, block), scratch("dy chunk", (together * tables.width, wide), self.dtype)
+                dy_steps = outputs * self.item, wide * self.item, to.w
+                if not even:
+                    pixels = len(tables.pixels)
+                    packed = scratch("dy", (groups * padded * pixels,), self.dtype)
+                    self.pack(
+                        dy, outputs * to.c, to.c, outputs, tables.pixels, wide, address_of(packed), 0, groups * (padded // wide)
+                    )  # fmt: skip
+                    dy, dy_steps = address_of(packed), (padded * pixels * self.item, wide * pixels * self.item, wide * self.item)
                 self.gradient(
-                    groups, start, tables.group, tables.places[k0:k1], tables.rows, tables.step, tables.width,
-                    max(1, GRADIENT_PIXELS // tables.width), dy, outputs, address_of(total[s, 0, k0:]), total.strides[1], k1 - k0,
+                    groups, start, tables.group, tables.places[k0:k1], tables.rows, tables.step, tables.width, together,
+                    dy, *dy_steps, outputs, address_of(buffer), address_of(total[s, 0, k0:]), total.strides[1], k1 - k0,
                 )  # fmt: skip
 
         own = list(enumerate(ranges(len(all_blocks), -(-len(all_blocks) // slices))))
         run_all(task, list(itertools.product(own, ranges(tiles_, -(-tiles_ // shares)))), parts)
-        return self._transposed(total.sum(0) if slices > 1 else total[0], k_count, outputs, parts)
+        return total.sum(0) if slices > 1 else total[0]
 
     def _transposed(self, total: Array, k_count: int, outputs: int, parts: int) -> Array:
         """(G, padded K, padded O / G) as a weight (O, C, *k)."""
@@ -284,6 +301,15 @@ class Dense(Maps):
         return _Weights(packed, address_of(packed), packed.strides[0], packed.strides[1], self.item, width * self.item)
 
 
+def _evenly(a: Array) -> bool:
+    """Whether all pixels of a (N, C, *spatial) lie the same distance apart."""
+    spread = np.moveaxis(a, 1, -1)[..., 0]
+    return all(
+        far == size * near
+        for far, size, near in zip(spread.strides, spread.shape[1:], spread.strides[1:], strict=False)
+    )
+
+
 # ---- tables of a block's shape: made once, for every batch -----------------------------------------------------------------
 
 
@@ -338,6 +364,7 @@ class _GradientTables(NamedTuple):
     places: Array  # of k
     rows: Array  # of `width` pixels
     width: int
+    together: int
     step: int
     pixels: Array  # of dy
 
@@ -347,13 +374,15 @@ def _gradient_tables(view: View, to: Steps, here: Cut, inputs: int, channels: in
     source, windows = view.source(here, inputs), view.walks[2].windows
     step = view.step(source)
     taps, cs = view.taps(source), np.arange(channels) * source.c
-    width = max(n for n in range(1, min(windows, GRADIENT_PIXELS) + 1) if windows % n == 0)
-    width = width if width >= GRADIENT_PIXELS // 4 else windows
+    most = max(1, GRADIENT_CELLS // view.walks[2].step)
+    width = max(n for n in range(1, min(windows, most) + 1) if windows % n == 0)
+    width = width if width >= most // 4 else windows
     return _GradientTables(
         channels * source.c,
         np.add.outer(cs, taps).reshape(-1),
         np.add.outer(view.rows(source, here), np.arange(0, windows, width) * step).reshape(-1),
         width,
+        max(1, most // width),
         step,
         np.add.outer(targets(to, view.walks, here), np.arange(windows) * to.w).reshape(-1),
     )

@@ -60,15 +60,16 @@ def tile(
     b: Any, bstep: Any,
     c: Any, crow: Any, d: Any, drow: Any,
     count: Any, taps: Any, steps: Any, ahead: Any,
-    streams: Any, mr: Any, nv: Any, code: Any, lanes: Any,
+    reads: Any, writes: Any, mr: Any, nv: Any, code: Any, lanes: Any,
 ) -> Any:  # fmt: skip
     """C[i, :count] = D[i, :count] + sum over t < taps, k < steps of A[i, t, k] * B[t, k, :].
 
     A[i, t, k] is at a + arow[i] + atap[t] + k * astep, with a row of arow `aturn` bytes further for each tap; B[t, k] at
     b + (t * steps + k) * bstep, C[i] at c + crow[i], D[i] at d + drow[i]; all in bytes, the tables are addresses of int64. taps and steps are at least 1. The sum starts from 0.
-    `ahead`: table (streams, 2) of memory that the next tile needs: an address, and the bytes to fetch of it in each step.
+    `ahead`: table (reads + writes, 2) of memory to fetch for the next tiles: an address, and the bytes to go on in each step.
     """
-    streams_, mr_, nv_, code_, lanes_ = (v.literal_value for v in (streams, mr, nv, code, lanes))
+    reads_, writes_, mr_, nv_, code_, lanes_ = (v.literal_value for v in (reads, writes, mr, nv, code, lanes))
+    streams_ = reads_ + writes_
     number = element(code_)
     vector = ir.VectorType(number, lanes_)
     width = lanes_ * (4 if number == ir.FloatType() else 8)
@@ -109,7 +110,7 @@ def tile(
         new_nexts = []
         for stream, value in enumerate(nexts):
             value.add_incoming(fetched[stream], tap)
-            prefetch(builder, value, write=stream == 1)
+            prefetch(builder, value, write=stream >= reads_)
             new_nexts.append(builder.add(value, strides[stream]))
             value.add_incoming(new_nexts[-1], step)
             fetched[stream].add_incoming(new_nexts[-1], tap_end)
@@ -151,7 +152,7 @@ def tile(
                 masked_store(builder, builder.add(to, constant(v * width)), add(old, new[i][v]), masks[v])
         return context.get_dummy_value()
 
-    return types.void(*(types.int64,) * 15, streams, mr, nv, code, lanes), codegen
+    return types.void(*(types.int64,) * 15, reads, writes, mr, nv, code, lanes), codegen
 
 
 # ---- kernels. Each is made for one dtype (code, item bytes) and register width; all sizes and strides are arguments, in bytes
@@ -381,17 +382,17 @@ def convolve_first(code: int, item: int, lanes: int, mr: int, nv: int, stamp: in
                             if lanes_here > 2 * lanes and nv > 2:
                                 tile(
                                     a_at, address(arow), 0, address(zero), w_step, b_at, wide, c_at,
-                                    address(crow), d_at, address(drow), lanes_here, 1, steps, 0, 0, mr, nv, code, lanes,
+                                    address(crow), d_at, address(drow), lanes_here, 1, steps, 0, 0, 0, mr, nv, code, lanes,
                                 )  # fmt: skip
                             elif lanes_here > lanes:
                                 tile(
                                     a_at, address(arow), 0, address(zero), w_step, b_at, wide, c_at,
-                                    address(crow), d_at, address(drow), lanes_here, 1, steps, 0, 0, mr, 2, code, lanes,
+                                    address(crow), d_at, address(drow), lanes_here, 1, steps, 0, 0, 0, mr, 2, code, lanes,
                                 )  # fmt: skip
                             else:
                                 tile(
                                     a_at, address(arow), 0, address(zero), w_step, b_at, wide, c_at,
-                                    address(crow), d_at, address(drow), lanes_here, 1, steps, 0, 0, mr, 1, code, lanes,
+                                    address(crow), d_at, address(drow), lanes_here, 1, steps, 0, 0, 0, mr, 1, code, lanes,
                                 )  # fmt: skip
                 for q in range(count):
                     if whole[q]:
@@ -468,7 +469,7 @@ def convolve_last(code: int, item: int, lanes: int, mr: int, nv: int, stamp: int
                             x, address(turns) if padded else arow, 8 * mr if padded else 0,
                             address(nothing) if padded else address(runs), item, w_at, nr * item,
                             y_at, crow, bias + o * item, address(drow),
-                            outputs - o, len(parts), steps // len(parts), address(ahead), 2, mr, nv, code, lanes,
+                            outputs - o, len(parts), steps // len(parts), address(ahead), 1, 1, mr, nv, code, lanes,
                         )  # fmt: skip
             x, w, y, bias = x + x_group, w + w_group, y + y_group, bias + (outputs + nr - 1) // nr * nr * item
 
@@ -476,43 +477,54 @@ def convolve_last(code: int, item: int, lanes: int, mr: int, nv: int, stamp: int
 
 
 def weight_gradient(code: int, item: int, lanes: int, mr: int, nv: int, stamp: int) -> Any:
-    """Kernel: adds a block's part to the weight gradient (k, padded output channels); dy is packed (tile, pixel, NR)."""
-    nr = nv * lanes
+    """Kernel: adds a block's part to the weight gradient (k, padded output channels)."""
+    nr, register = nv * lanes, lanes * item
 
     @njit(
-        "void(int64, int64, int64, int64[::1], int64[::1], int64, int64, int64, int64, int64, int64, int64, int64)",
+        "void(int64, int64, int64, int64[::1], int64[::1], int64, int64, int64,"
+        " int64, int64, int64, int64, int64, int64, int64, int64, int64)",
         nogil=True,
         cache=True,
     )
     def gradient(
         groups: int, x: int, x_group: int, places: Any, rows: Any, step: int, width: int, together: int,
-        dy: int, outputs: int, to: int, to_group: int, last: int,
+        dy: int, dy_group: int, dy_tile: int, dy_step: int, outputs: int, buffer: int, to: int, to_group: int, last: int,
     ) -> None:  # fmt: skip
         """Row k < last of the gradient sums x + places[k] + rows[r] + j * step times pixel (r, j) of dy, for j < width.
 
-        `together` rows of pixels are summed at a time: their cells stay in the L1 cache for all tiles. The result has room for
-        a multiple of MR rows.
+        Tiles of dy have NR numbers for each pixel and lie dy_tile bytes apart, their pixels dy_step. `together` rows of pixels
+        are summed at a time: their cells stay in the L1 cache for all tiles, and so does their dy, which is copied to the
+        buffer unless its pixels lie together. The result has room for a multiple of MR rows.
         """
         stamp  # noqa: B018
-        arow, crow = table(mr), table(mr)
-        wide = nr * item
-        pitch = (outputs + nr - 1) // nr * wide  # of a row of the result
-        dy_group = len(rows) * width * pitch
+        arow, crow, ahead = table(mr), table(mr), table(4)
+        wide, tiles = nr * item, (outputs + nr - 1) // nr
+        pitch = tiles * wide  # of a row of the result
         for i in range(mr):
             crow[i] = i * pitch
         for _ in range(groups):
             for r in range(0, len(rows), together):
-                count = min(together, len(rows) - r)
-                for o in range((outputs + nr - 1) // nr):
-                    b_at = dy + (o * len(rows) + r) * width * wide
+                count, following = min(together, len(rows) - r), min(r + together, len(rows) - 1)
+                for o in range(tiles):
+                    b_at = dy + o * dy_tile + r * width * dy_step
+                    dy_next = b_at + dy_tile if o + 1 < tiles else dy + following * width * dy_step
+                    if dy_step != wide:
+                        for j in range(count * width):
+                            for v in range(nv):
+                                vector = load(b_at + j * dy_step + v * register, code, lanes)
+                                store(buffer + j * wide + v * register, vector)
+                        b_at = buffer
                     for k in range(0, last, mr):
                         c_at = to + k * pitch + o * wide
                         for i in range(mr):
                             arow[i] = places[min(k + i, last - 1)]
+                        line = k // mr * register
+                        ahead[0], ahead[1] = dy_next + line % wide, dy_step
+                        ahead[2], ahead[3] = x + rows[following] + places[0] + line, step
                         tile(
                             x, address(arow), 0, address(rows) + 8 * r, step, b_at, wide,
                             c_at, address(crow), c_at, address(crow),
-                            nr, count, width, 0, 0, mr, nv, code, lanes,
+                            nr, count, width, address(ahead), 2, 0, mr, nv, code, lanes,
                         )  # fmt: skip
             x, dy, to = x + x_group, dy + dy_group, to + to_group
 
