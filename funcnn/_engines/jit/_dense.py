@@ -240,7 +240,7 @@ class Dense(Maps):
             start, end, _cells = view.block(x_at, block, 0, groups * channels)
             together = min(_gemm.MOST_PANELS, -(-len(tables.rows) * width // wide))
             chunk = max(1, min(channels, PANEL_BYTES // (together * taps_count * wide * item)))
-            panels = scratch("panels", (together * (chunk * taps_count * wide + self.lanes),), self.dtype)
+            panels = scratch("panels", (together * chunk * taps_count * wide,), self.dtype)
             sums = scratch("sums", (together * (outputs + mr) * wide,), self.dtype)
             self.convolve_first[mr](
                 groups, start, channels * tables.source.c, end or limit, tables.source.c, channels,

@@ -29,6 +29,7 @@ from funcnn._engines.jit._simd import (
     first_lanes,
     gather,
     load,
+    load_between,
     load_even,
     load_first,
     masked_load,
@@ -317,51 +318,65 @@ def convolve_first(code: int, item: int, lanes: int, mr: int, nv: int, stamp: in
         stamp  # noqa: B018
         total = len(rows) * width
         put, length, lane, parts, whole = table(entries), table(entries), table(entries), table(most), table(most)
-        read_at, write_at = table(entries), table(entries)
+        read_at, patch_at, patch_lane, patch_end = table(entries), table(entries), table(entries), table(entries)
         arow, crow, drow, zero = table(mr), table(mr), table(mr), table(1)
         zero[0] = 0
         own_bytes = (outputs + mr) * wide  # of the sums of one panel
-        panel_bytes = chunk * len(taps) * wide + register  # what runs over the end of a panel must not reach the next
+        panel_bytes = chunk * len(taps) * wide
         last_tap = taps[0]
         for tap in taps:
             last_tap = max(last_tap, tap)
         for _ in range(groups):
             for p0 in range(0, total, together * nr):
                 count = min(together, (total - p0 + nr - 1) // nr)
-                copies, farthest = 0, 0
+                vectors = (min(nr, total - p0 - (count - 1) * nr) + lanes - 1) // lanes  # of the last panel
+                patches, farthest = 0, 0
                 for q in range(count):
-                    # Runs of pixels that lie together: lane, length, offset in y; and the registers that they are read in.
+                    # Runs of pixels that lie together: lane, length, offset in y. A vector of the panel is read where its
+                    # first run lies; lanes from patch_lane on are then patched from where the next run lies.
                     p, s, done, one_run = p0 + q * nr, q * nr, 0, pixel == item
                     while done < min(nr, total - p):
                         row, col = (p + done) // width, (p + done) % width
                         put[s], lane[s] = rows[row, 1] + col * pixel, done
                         length[s] = min(width - col, min(nr, total - p) - done)
                         one_run = one_run and put[s] == put[q * nr] + done * item
-                        for i in range(0, length[s], lanes):
-                            read_at[copies] = rows[row, 0] + (col + i) * item
-                            write_at[copies] = q * panel_bytes + (done + i) * item
-                            farthest = max(farthest, read_at[copies])
-                            copies += 1
-                        done += length[s]
+                        end = done + length[s]
+                        while done < end:
+                            v, first = q * nv + done // lanes, done % lanes
+                            here = rows[row, 0] + (col - first) * item
+                            farthest = max(farthest, here)
+                            if first:
+                                patch_at[patches], patch_lane[patches] = here, first
+                                patches += 1
+                            else:
+                                read_at[v] = here
+                            patch_end[v] = patches
+                            col += lanes - first
+                            done += lanes - first
+                        done = end
                         s += 1
                     parts[q], whole[q] = s, one_run
                 for c0 in range(0, channels, chunk):
                     c1 = min(channels, c0 + chunk)
                     steps = (c1 - c0) * len(taps)
-                    if total - p0 < count * nr:  # lanes that nobody writes must not hold numbers that slow the sum down
-                        fill_zero(panels + (count - 1) * panel_bytes, steps * wide)
                     to = panels
                     inside = x + max(c0 * c_step, (c1 - 1) * c_step) + last_tap + farthest + register <= limit
                     for c in range(c0, c1):
                         for tap in taps:
                             start = x + c * c_step + tap
-                            if inside:  # a register may run over the end of a run into the next, which is written later
-                                for i in range(copies):
-                                    store(to + write_at[i], load(start + read_at[i], code, lanes))
-                            else:
-                                for i in range(copies):
-                                    left = (limit - start - read_at[i]) // item
-                                    store(to + write_at[i], load_first(start + read_at[i], left, code, lanes))
+                            patch = 0
+                            for q in range(count):
+                                for i in range(vectors if q == count - 1 else nv):
+                                    at = start + read_at[q * nv + i]
+                                    if inside:
+                                        vector = load(at, code, lanes)
+                                    else:
+                                        vector = load_first(at, (limit - at) // item, code, lanes)
+                                    while patch < patch_end[q * nv + i]:
+                                        at = start + patch_at[patch]
+                                        vector = load_between(at, patch_lane[patch], (limit - at) // item, vector)
+                                        patch += 1
+                                    store(to + q * panel_bytes + i * register, vector)
                             to += wide
                     for m in range(0, outputs, mr):
                         a_at = w + m // mr * w_tile + c0 * len(taps) * w_step

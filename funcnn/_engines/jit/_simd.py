@@ -49,6 +49,7 @@ __all__ = [
     "lanes_of",
     "lanes_ramp",
     "load",
+    "load_between",
     "load_even",
     "load_first",
     "load_like",
@@ -223,9 +224,9 @@ def mangled(kind: Any) -> str:
     return f"v{kind.count}{name}"
 
 
-def masked_load(builder: Any, address: Any, kind: Any, mask: Any) -> Any:
-    """Vector at an address where the mask is set, 0 elsewhere; nothing else is read."""
-    args = [pointer(builder, address, kind), ir.Constant(I32, 1), mask, ir.Constant(kind, None)]
+def masked_load(builder: Any, address: Any, kind: Any, mask: Any, other: Any = None) -> Any:
+    """Vector at an address where the mask is set, `other` (or 0) elsewhere; nothing else is read."""
+    args = [pointer(builder, address, kind), ir.Constant(I32, 1), mask, ir.Constant(kind, None) if other is None else other]
     return call_intrinsic(builder, f"llvm.masked.load.{mangled(kind)}.p0", kind, args)
 
 
@@ -341,6 +342,18 @@ def load_first(typingctx: Any, address: Any, count: Any, code: Any, lanes: Any) 
         return masked_load(builder, args[0], kind.llvm, first_lanes(builder, args[1], kind.lanes))
 
     return kind(types.int64, types.int64, code, lanes), codegen
+
+
+@intrinsic
+def load_between(typingctx: Any, address: Any, first: Any, last: Any, other: Any) -> Any:
+    """Lanes first .. last of the vector at an address, the others of a vector; nothing else is read."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address, first, last, vector = args
+        mask = builder.and_(first_lanes(builder, last, other.lanes), builder.not_(first_lanes(builder, first, other.lanes)))
+        return masked_load(builder, address, other.llvm, mask, vector)
+
+    return other(types.int64, types.int64, types.int64, other), codegen
 
 
 @intrinsic(prefer_literal=True)
