@@ -25,6 +25,7 @@ from funcnn._engines.jit._columns import Target, columns_for, fits
 from funcnn._engines.jit._kernels import kernel
 from funcnn._engines.jit._maps import Maps
 from funcnn._engines.jit._view import (
+    STAGE_BYTES,
     Block,
     Cut,
     Steps,
@@ -57,6 +58,8 @@ LEAST_IN_PLACE = 64
 GRADIENT_CELLS = 256
 # Of the sums of slices of the pixels: at most 8 slices, and at most so many bytes.
 SLICES_BYTES = 2 << 20
+# Of the cells of one block that need not stay in a cache: they are read once, into panels.
+IN_PLACE_BYTES = 4 << 20
 # Numbers of a weight that one thread packs while it could be handed to another.
 SHARED_PACKING = 1 << 16
 
@@ -215,7 +218,11 @@ class Dense(Maps):
         channels, taps = weight.shape[2], math.prod(len(walk.taps) for walk in walks)
         zeros = order == LAST and channels * self.item >= LEAST_IN_PLACE and taps <= _gemm.MOST_TAPS
         view = view_for(self.dtype, steps_of(x), walks, order, False, zeros)
-        cut = cut_for(len(x), walks, view.row_numbers * len(weight) * channels * self.item, parts)
+        row_bytes = view.row_numbers * len(weight) * channels * self.item
+        if view.direct and order == FIRST:
+            cut = cut_for(len(x), walks, row_bytes, 2 * parts, IN_PLACE_BYTES)
+        else:
+            cut = cut_for(len(x), walks, row_bytes, parts, STAGE_BYTES)
         to, y_at = steps_of(y), address_of(y)
         run = self._block_map(view, x, weight, bias, to, order, parts)
         run_all(lambda block: run(block, y_at + target_of(to, walks, block)), blocks(len(x), walks, cut), parts)
