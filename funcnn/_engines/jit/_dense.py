@@ -48,7 +48,7 @@ from funcnn._spec import ConvSpec
 __all__ = ["Dense"]
 
 # Of the panels of windows that are multiplied together.
-PANEL_BYTES = 1 << 20
+PANEL_BYTES = 1 << 19
 # Of packed weights that stay in the L2 cache while all pixels pass by.
 RESIDENT_BYTES = 640 << 10
 # Of the channels of a pixel, to be read in place where windows reach padding: a copy makes longer runs of few channels.

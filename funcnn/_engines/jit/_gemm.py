@@ -51,7 +51,7 @@ from funcnn._engines.jit._simd import (
 # Taps of a kernel whose padding is given by the bits of a number.
 MOST_TAPS = 63
 # Panels of windows that one pass over the weights serves.
-MOST_PANELS = 8
+MOST_PANELS = 4
 
 
 @intrinsic(prefer_literal=True)
