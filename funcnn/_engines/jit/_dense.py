@@ -267,10 +267,10 @@ class Dense(Maps):
         packed = self._pack(weight, walks, wide, LAST, parts)
         padded = np.zeros((groups, -(-outputs // wide) * wide), self.dtype)
         padded[:, :outputs] = bias.reshape(groups, outputs)
-        zeros = np.zeros(channels, self.dtype)
+        zeros = np.zeros(groups * channels, self.dtype)
         x_at = address_of(x)
-        resident = packed.group <= RESIDENT_BYTES
-        steps = packed.group // (wide * self.item)  # of all tiles of the same pixels
+        resident = groups * packed.group <= RESIDENT_BYTES
+        steps = groups * packed.group // (wide * self.item)  # of all tiles of the same pixels
         x_step, y_step = walks[2].step * view.source(Cut(1, 1, 1), groups * channels).w, walks[2].stride * to.w
         # Bytes of x and y that each step fetches for the next pixels: the tile after this one has them, if weights stay.
         x_ahead, y_ahead = (-(-mr * abs(step) // steps) if resident else 0 for step in (x_step, y_step))
@@ -282,7 +282,7 @@ class Dense(Maps):
             self.convolve_last[nv](
                 groups, start, channels * self.item, tables.pixels, tables.runs, tables.taps, channels,
                 mr if resident else mr * tables.pixels.shape[1], x_ahead,
-                packed.address, packed.group, outputs, at, outputs * to.c, y_ahead,
+                packed.address, outputs, at, outputs * to.c, y_ahead,
                 address_of(padded), address_of(zeros), address_of(dump),
             )  # fmt: skip
 
