@@ -49,7 +49,7 @@ __all__ = ["Dense"]
 
 # Of the panels of windows that are multiplied together.
 PANEL_BYTES = 1 << 19
-# Of packed weights that stay in the L2 cache while all pixels pass by.
+# Of weights that stay in the L2 cache while all pixels pass by.
 RESIDENT_BYTES = 640 << 10
 # Of the channels of a pixel, to be read in place where windows reach padding: a copy makes longer runs of few channels.
 LEAST_IN_PLACE = 64
@@ -58,8 +58,8 @@ LEAST_IN_PLACE = 64
 GRADIENT_CELLS = 256
 # Of the sums of slices of the pixels: at most 8 slices, and at most so many bytes.
 SLICES_BYTES = 2 << 20
-# Of the cells of one block that need not stay in a cache: they are read once, into panels.
-IN_PLACE_BYTES = 4 << 20
+# Of the cells of one block that need not stay in a cache, because they are read once; and their number, for the tables.
+IN_PLACE_BYTES, IN_PLACE_CELLS = 4 << 20, 1 << 13
 # Numbers of a weight that one thread packs while it could be handed to another.
 SHARED_PACKING = 1 << 16
 
@@ -218,11 +218,11 @@ class Dense(Maps):
         channels, taps = weight.shape[2], math.prod(len(walk.taps) for walk in walks)
         zeros = order == LAST and channels * self.item >= LEAST_IN_PLACE and taps <= _gemm.MOST_TAPS
         view = view_for(self.dtype, steps_of(x), walks, order, False, zeros)
-        row_bytes = view.row_numbers * len(weight) * channels * self.item
-        if view.direct and order == FIRST:
-            cut = cut_for(len(x), walks, row_bytes, 2 * parts, IN_PLACE_BYTES)
+        pixel = len(weight) * channels * self.item
+        if view.direct and (order == FIRST or self._resident(weight)):
+            cut = cut_for(len(x), walks, view.row_numbers * pixel, 2 * parts, min(IN_PLACE_BYTES, IN_PLACE_CELLS * pixel))
         else:
-            cut = cut_for(len(x), walks, row_bytes, parts, STAGE_BYTES)
+            cut = cut_for(len(x), walks, view.row_numbers * pixel, parts, STAGE_BYTES)
         to, y_at = steps_of(y), address_of(y)
         run = self._block_map(view, x, weight, bias, to, order, parts)
         run_all(lambda block: run(block, y_at + target_of(to, walks, block)), blocks(len(x), walks, cut), parts)
@@ -269,7 +269,7 @@ class Dense(Maps):
         padded[:, :outputs] = bias.reshape(groups, outputs)
         zeros = np.zeros(groups * channels, self.dtype)
         x_at = address_of(x)
-        resident = groups * packed.group <= RESIDENT_BYTES
+        resident = self._resident(weight)
         steps = groups * packed.group // (wide * self.item)  # of all tiles of the same pixels
         x_step, y_step = walks[2].step * view.source(Cut(1, 1, 1), groups * channels).w, walks[2].stride * to.w
         # Bytes of x and y that each step fetches for the next pixels: the tile after this one has them, if weights stay.
@@ -287,6 +287,10 @@ class Dense(Maps):
             )  # fmt: skip
 
         return run
+
+    def _resident(self, weight: Array) -> bool:
+        """Whether packed weights stay in the L2 cache while all pixels pass by once."""
+        return weight.size * self.item <= RESIDENT_BYTES
 
     def _pack(self, weight: Array, walks: Pass, width: int, order: str, parts: int) -> _Weights:
         """weight (G, M, C, *k) as (G, tile, k, width): k = (channel, tap), channels-last (tap, channel)."""
