@@ -56,20 +56,19 @@ class Columns:
         self.scatter = kernel(add_runs, dtype)
         w = self.axes[2]
         self.phases = 1 if self.last else w.stride
-        places = [divmod(w.start(t), self.phases) for t in range(w.kernel)]  # cell of window 0 in its phase, and the phase
+        # For each tap the cell that window 0 writes, counted in its phase, and the phase.
+        places = [divmod(w.start(t), self.phases) for t in range(w.kernel)]
         self.left = max(0, -min(cell for cell, _ in places))
         most = max(cell for cell, _ in places) + (w.out - 1) * (w.stride // self.phases)
         self.cells = self.left + max(-(-w.size // self.phases), most + 1)
         self.starts = [phase * self.cells + self.left + cell for cell, phase in places]
         # Numbers of a pixel of y: (row of the kernel, tap, I). `together` rows of y are multiplied at a time.
         self.numbers = spec.taps * spec.inputs
-        row, self.height = w.out * self.numbers, max(1, len(self.sources(1, (0, self.axes[1].size))))
-        self.together = max(1, COLUMN_BYTES // (row * self.item))
-        self.steps = (
-            Steps(self.height * row * self.item, 0, row * self.item, self.numbers * self.item, self.item)
-            if self.last
-            else Steps(self.height * w.out * self.item, 0, w.out * self.item, self.item, self.together * w.out * self.item)
-        )
+        self.height = max(1, len(self.sources(1, (0, self.axes[1].size))))  # rows of y that write to x
+        self.together = max(1, COLUMN_BYTES // (w.out * self.numbers * self.item))
+        pixel = self.numbers * self.item if self.last else self.item
+        row, column = w.out * pixel, self.item if self.last else self.together * w.out * self.item
+        self.steps = Steps(self.height * row, 0, row, pixel, column)
 
     def targets(self, n: int, parts: int) -> list[Target]:
         """Tasks of about TARGET_BYTES, at least `parts` of them."""
@@ -114,7 +113,8 @@ class Columns:
 
     def add(self, columns: int, target: Target, block: Block, sums: Array) -> None:
         """Add the columns of a block, at an address, to the sums of a task."""
-        rows, runs, length = _tables(self, target._replace(n=(0, 1)), block._replace(n=(0, block.n[1] - block.n[0])), sums.strides[0])
+        images = 0, block.n[1] - block.n[0]
+        rows, runs, length = _tables(self, target._replace(n=images), block._replace(n=images), sums.strides[0])
         w, steps = self.axes[2], self.steps
         count, step = (w.out, w.stride * self.inputs * self.item) if self.last else (1, 0)
         c_tap = w.kernel * self.inputs * steps.c
@@ -126,13 +126,11 @@ class Columns:
         if self.last:
             pixel = self.inputs * self.item
             together = w.kernel if w.dilation == 1 else 1  # taps that lie together
-            return np.array([(t * pixel, start * pixel) for t, start in enumerate(self.starts)][::together]), (
-                together * self.inputs
-            )
+            runs = [(t * pixel, start * pixel) for t, start in enumerate(self.starts)][::together]
+            return np.array(runs), together * self.inputs
         taps = itertools.product(enumerate(self.starts), range(self.inputs))
-        return np.array(
-            [((t * self.inputs + c) * self.steps.c, c * plane + start * self.item) for (t, start), c in taps]
-        ), w.out
+        runs = [((t * self.inputs + c) * self.steps.c, c * plane + start * self.item) for (t, start), c in taps]
+        return np.array(runs), w.out
 
     def rows(self, target: Target, block: Block) -> Array:
         """For rows of windows: offset in the sums of the row of cells of each row of the kernel; -1 where it is not theirs."""

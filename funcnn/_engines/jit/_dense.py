@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
@@ -112,10 +112,11 @@ class Dense(Maps):
         walks, x, y = merged(forwards(spec.axes, spec.flip), x, y)
         parts = self._parts(y.size * channels * spec.taps)
         if order == LAST and channels > outputs and all(walk == single(walk.size) for walk in walks):
-            # Rows of a tile are numbers of one pixel: those of wide pixels do not stay in the L1 cache, so x is the other side.
+            # A tile reads a few numbers of each pixel as its rows: of wide pixels they do not stay in the L1 cache.
             total = self._pixel_sums(walks, y, x, groups, order, parts)
             return np.ascontiguousarray(total[:, :outputs, :channels]).reshape(spec.weight_shape)
-        return self._transposed(self._pixel_sums(walks, x, y, groups, order, parts), channels * spec.taps, outputs, parts)
+        total = self._pixel_sums(walks, x, y, groups, order, parts)
+        return self._transposed(total, channels * spec.taps, outputs, parts)
 
     def _pixel_sums(self, walks: Pass, x: Array, y: Array, groups: int, order: str, parts: int) -> Array:
         """Sums over all windows of each of their numbers times each channel of y: (G, padded C * taps, padded O / G)."""
@@ -123,7 +124,7 @@ class Dense(Maps):
         inputs, channels, outputs = x.shape[1], x.shape[1] // groups, y.shape[1] // groups
         k_count, wide = channels * math.prod(len(walk.taps) for walk in walks), tile.nv * self.lanes
         padded, tiles_ = -(-outputs // wide) * wide, -(-k_count // tile.mr)
-        # Slices of the pixels have a sum each, as many for every number of threads; where a sum is large, threads share its rows.
+        # Slices of the pixels have a sum each, as many for every number of threads. Threads share the rows of a large sum.
         most = SLICES_BYTES // (groups * k_count * padded * self.item)
         slices = next(n for n in (8, 4, 2, 1) if n <= max(most, 1))
         shares = -(-parts // slices)
@@ -141,19 +142,17 @@ class Dense(Maps):
             for block in all_blocks[slice(*part)]:
                 tables = _gradient_tables(view, to, size_of(block), inputs, channels)
                 start, _, _cells = view.block(x_at, block, 0, inputs)
-                together = tables.together
-                dy, buffer = y_at + target_of(to, walks, block), scratch("dy chunk", (together * tables.width, wide), self.dtype)
-                dy_steps = outputs * self.item, wide * self.item, to.w
+                chunk = scratch("dy chunk", (tables.together * tables.width, wide), self.dtype)
+                dy = y_at + target_of(to, walks, block)
+                group, side, pixel = outputs * self.item, wide * self.item, to.w
                 if not even:
-                    pixels = len(tables.pixels)
-                    packed = scratch("dy", (groups * padded * pixels,), self.dtype)
-                    self.pack(
-                        dy, outputs * to.c, to.c, outputs, tables.pixels, wide, address_of(packed), 0, groups * (padded // wide)
-                    )  # fmt: skip
-                    dy, dy_steps = address_of(packed), (padded * pixels * self.item, wide * pixels * self.item, wide * self.item)
+                    packed = scratch("dy", (groups, padded // wide, len(tables.pixels), wide), self.dtype)
+                    count = groups * (padded // wide)
+                    self.pack(dy, outputs * to.c, to.c, outputs, tables.pixels, wide, address_of(packed), 0, count)
+                    dy, (group, side, pixel, _) = address_of(packed), packed.strides
                 self.gradient(
-                    groups, start, tables.group, tables.places[k0:k1], tables.rows, tables.step, tables.width, together,
-                    dy, *dy_steps, outputs, address_of(buffer), address_of(total[s, 0, k0:]), total.strides[1], k1 - k0,
+                    groups, start, tables.group, tables.places[k0:k1], tables.rows, tables.step, tables.width, tables.together,
+                    dy, group, side, pixel, outputs, address_of(chunk), address_of(total[s, 0, k0:]), total.strides[1], k1 - k0,
                 )  # fmt: skip
 
         own = list(enumerate(ranges(len(all_blocks), -(-len(all_blocks) // slices))))
@@ -163,7 +162,7 @@ class Dense(Maps):
     def _transposed(self, total: Array, k_count: int, outputs: int, parts: int) -> Array:
         """(G, padded K, padded O / G) as a weight (O, C, *k)."""
         spec = self.spec
-        groups, rows, padded = total.shape
+        groups = len(total)
         weight = np.empty((groups, outputs, k_count), self.dtype)
         start, to = address_of(total), address_of(weight)
 
@@ -171,7 +170,7 @@ class Dense(Maps):
             g, (o0, o1) = job
             offsets = np.arange(o0, o1) * self.item
             put = to + (g * outputs + o0) * k_count * self.item
-            self.pack(start + g * rows * padded * self.item, 0, padded * self.item, k_count, offsets, k_count, put, 0, 1)
+            self.pack(start + g * total.strides[0], 0, total.strides[1], k_count, offsets, k_count, put, 0, 1)
 
         parts = parts if weight.size > SHARED_PACKING else 1
         run_all(task, list(itertools.product(range(groups), ranges(outputs, -(-outputs // parts)))), parts)
@@ -191,8 +190,8 @@ class Dense(Maps):
         columns = columns_for(spec, self.dtype, order)
         if spec.flip:
             weight = np.flip(weight, tuple(range(2, weight.ndim)))
-        points = (1,) * len(spec.axes)
-        matrix = np.ascontiguousarray(weight.transpose(*range(2, weight.ndim), 1, 0)).reshape(1, -1, spec.outputs, *points)
+        matrix = np.ascontiguousarray(weight.transpose(*range(2, weight.ndim), 1, 0))
+        matrix = matrix.reshape(1, columns.numbers, spec.outputs, *(1,) * len(spec.axes))
         parts = self._parts(y.size * columns.numbers)
         walks = three(tuple(single(a.out) for a in spec.axes))
         view = view_for(self.dtype, steps_of(y), walks, order, False)
@@ -200,7 +199,7 @@ class Dense(Maps):
 
         def task(target: Target) -> None:
             sums = columns.sums(target, bias)
-            products = scratch("columns", (columns.together * walks[2].windows * columns.numbers + self.lanes,), self.dtype)
+            products = scratch("columns", (columns.together, walks[2].windows, columns.numbers), self.dtype)
             at = address_of(products)
             for block in columns.blocks(target):
                 multiply(block, at)
@@ -220,7 +219,8 @@ class Dense(Maps):
         view = view_for(self.dtype, steps_of(x), walks, order, False, zeros)
         pixel = len(weight) * channels * self.item
         if view.direct and (order == FIRST or self._resident(weight)):
-            cut = cut_for(len(x), walks, view.row_numbers * pixel, 2 * parts, min(IN_PLACE_BYTES, IN_PLACE_CELLS * pixel))
+            most = min(IN_PLACE_BYTES, IN_PLACE_CELLS * pixel)
+            cut = cut_for(len(x), walks, view.row_numbers * pixel, 2 * parts, most)
         else:
             cut = cut_for(len(x), walks, view.row_numbers * pixel, parts, STAGE_BYTES)
         to, y_at = steps_of(y), address_of(y)

@@ -66,7 +66,8 @@ def tile(
     """C[i, :count] = D[i, :count] + sum over t < taps, k < steps of A[i, t, k] * B[t, k, :].
 
     A[i, t, k] is at a + arow[i] + atap[t] + k * astep, with a row of arow `aturn` bytes further for each tap; B[t, k] at
-    b + (t * steps + k) * bstep, C[i] at c + crow[i], D[i] at d + drow[i]; all in bytes, the tables are addresses of int64. taps and steps are at least 1. The sum starts from 0.
+    b + (t * steps + k) * bstep, C[i] at c + crow[i], D[i] at d + drow[i]; all in bytes, the tables are addresses of int64.
+    taps and steps are at least 1. The sum starts from 0.
     `ahead`: table (reads + writes, 2) of memory to fetch for the next tiles: an address, and the bytes to go on in each step.
     """
     reads_, writes_, mr_, nv_, code_, lanes_ = (v.literal_value for v in (reads, writes, mr, nv, code, lanes))
@@ -255,7 +256,10 @@ def pack(code: int, item: int, lanes: int, stamp: int) -> Any:
     def pack(
         start: int, group: int, step: int, rows: int, offsets: Any, width: int, to: int, first: int, last: int
     ) -> None:
-        """Tiles first .. last, counted over all groups, which lie `group` bytes apart and have `rows` rows each. Row r lies r * step bytes from the start, number k of a row offsets[k] bytes from its head."""
+        """Tiles first .. last, counted over all groups, which lie `group` bytes apart and have `rows` rows each.
+
+        Row r lies r * step bytes from the start of its group, number k of a row offsets[k] bytes from its head.
+        """
         stamp  # noqa: B018
         count, tiles = len(offsets), (rows + width - 1) // width
         for tile in range(first, last):
@@ -264,8 +268,8 @@ def pack(code: int, item: int, lanes: int, stamp: int) -> Any:
             if step == item and width % lanes == 0:
                 for k in range(count):
                     for r0 in range(0, width, lanes):
-                        here = rows - row0 - r0
-                        store(base + (k * width + r0) * item, load_first(head + offsets[k] + r0 * item, here, code, lanes))
+                        vector = load_first(head + offsets[k] + r0 * item, rows - row0 - r0, code, lanes)
+                        store(base + (k * width + r0) * item, vector)
                 continue
             for r0 in range(0, width, lanes):
                 row = head + r0 * step
@@ -305,7 +309,8 @@ def convolve_first(code: int, item: int, lanes: int, mr: int, nv: int, stamp: in
         cache=True,
     )
     def convolve(
-        groups: int, x: int, x_group: int, limit: int, c_step: int, channels: int, taps: Any, rows: Any, width: int, together: int,
+        groups: int, x: int, x_group: int, limit: int, c_step: int, channels: int,
+        taps: Any, rows: Any, width: int, together: int,
         w: int, w_group: int, w_row: int, w_step: int, w_tile: int, outputs: int,
         y: int, y_group: int, y_step: int, pixel: int, bias: int, panels: int, sums: int, chunk: int,
     ) -> None:  # fmt: skip
@@ -313,7 +318,7 @@ def convolve_first(code: int, item: int, lanes: int, mr: int, nv: int, stamp: in
 
         x: first tap of pixel 0, channel 0; nothing is read at `limit` and beyond. bias: `outputs` numbers. `together` panels
         (at most MOST_PANELS) share a pass over the weights, `chunk` channels at a time. panels: scratch for together
-        * (chunk * taps * NR + a register) numbers; sums: for together * (outputs + MR) * NR.
+        * chunk * taps * NR numbers; sums: for together * (outputs + MR) * NR.
         """
         stamp  # noqa: B018
         total = len(rows) * width
@@ -445,7 +450,8 @@ def convolve_last(code: int, item: int, lanes: int, mr: int, nv: int, stamp: int
 
         taps: offsets of taps of `channels` numbers; runs: of neighbouring taps that lie together as one. `together` pixels (a
         multiple of MR) share a pass over the weights. x_ahead, y_ahead: bytes of x and y that each step of a tile fetches for
-        the next. bias: numbers for all tiles, 0 beyond the outputs; zeros: a tap of padding of all groups; dump: scratch for NR numbers.
+        the next. bias: numbers for all tiles, 0 beyond the outputs; zeros: a tap of padding, of all groups; dump: scratch for
+        NR numbers.
         """
         stamp  # noqa: B018
         own_a, own_c, turns, drow = table(mr), table(mr), table(entries), table(mr)

@@ -226,7 +226,8 @@ def mangled(kind: Any) -> str:
 
 def masked_load(builder: Any, address: Any, kind: Any, mask: Any, other: Any = None) -> Any:
     """Vector at an address where the mask is set, `other` (or 0) elsewhere; nothing else is read."""
-    args = [pointer(builder, address, kind), ir.Constant(I32, 1), mask, ir.Constant(kind, None) if other is None else other]
+    other = ir.Constant(kind, None) if other is None else other
+    args = [pointer(builder, address, kind), ir.Constant(I32, 1), mask, other]
     return call_intrinsic(builder, f"llvm.masked.load.{mangled(kind)}.p0", kind, args)
 
 
@@ -350,7 +351,9 @@ def load_between(typingctx: Any, address: Any, first: Any, last: Any, other: Any
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address, first, last, vector = args
-        mask = builder.and_(first_lanes(builder, last, other.lanes), builder.not_(first_lanes(builder, first, other.lanes)))
+        mask = builder.and_(
+            first_lanes(builder, last, other.lanes), builder.not_(first_lanes(builder, first, other.lanes))
+        )
         return masked_load(builder, address, other.llvm, mask, vector)
 
     return other(types.int64, types.int64, types.int64, other), codegen

@@ -108,8 +108,9 @@ def address_of(a: Array) -> int:
 class View:
     """The source of a pass as the kernels read it: in place, or block by block in padded rows (`copies`: always).
 
-    `zeros`: the kernel reads zeros where a window lies in padding, see `padding`. A copy has a register of slack at its end, so that a vector of the last cells may read beyond them. A view holds no array:
-    it is made once for the steps of an array.
+    `zeros`: the kernel reads zeros where a window lies in padding, see `padding`. A copy has a register of slack at its end, so
+    that a vector of the last cells may read beyond them. A view holds no array: it is made once for the steps of
+    an array.
     """
 
     def __init__(self, dtype: str, at: Steps, walks: Pass, order: str, copies: bool, zeros: bool = False) -> None:
