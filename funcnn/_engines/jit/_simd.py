@@ -74,6 +74,7 @@ __all__ = [
     "splat",
     "splat_like",
     "store",
+    "store_alternate",
     "store_first",
     "store_strided",
     "store_where",
@@ -783,3 +784,21 @@ equal = _elementwise(_equal, 2, mask=True)
 divide = _elementwise(lambda builder, kind, args: builder.fdiv(*args), 2)
 exclusive_or = _elementwise(lambda builder, kind, args: builder.xor(*args), 2)
 shift_right = _elementwise(lambda builder, kind, args: builder.lshr(*args), 2)
+
+
+@intrinsic
+def store_alternate(typingctx: Any, address: Any, vector: Any, count: Any) -> Any:
+    """Write the first `count` numbers of a vector to every second place from an address."""
+    lanes, never = vector.lanes, (1 << 31) - 1
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        count = splatted(builder, args[2], lanes)
+        for half in range(2):
+            picks = [(half * lanes + i) // 2 for i in range(lanes)]
+            numbers = ir.Constant(ir.VectorType(I64, lanes), [never if i % 2 else pick for i, pick in enumerate(picks)])
+            spread = builder.shuffle_vector(args[1], args[1], ir.Constant(ir.VectorType(I32, lanes), picks))
+            to = builder.add(args[0], constant(half * lanes * bytes_of(vector.code)))
+            masked_store(builder, to, spread, builder.icmp_signed("<", numbers, count))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, vector, types.int64), codegen
