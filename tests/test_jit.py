@@ -103,6 +103,33 @@ def test_eight_threads_share_a_state_with_different_batches() -> None:
         assert all(pool.map(part, range(64)))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("padding", [0, 1, (2, 3)])
+@pytest.mark.parametrize("channels", [3, 16, 21])
+def test_depthwise_takes_nothing_from_around_its_arrays(
+    layout: str, stride: int, padding: int | tuple[int, int], channels: int
+) -> None:
+    """x and dy are parts of arrays of NaN: a cell beyond them that reached a result would show."""
+    for size in ((9, 70), (20, 7), (3, 3)):
+        case = conv((2, channels, *size), (channels, 1, 3, 2), padding=padding, stride=stride, groups=channels)
+        arrays = {name: to_layout(name, a, layout) for name, a in inputs(case, dtype="float32").items()}
+        around = {name: _surrounded(a) if name in ("x", "dy") else a for name, a in arrays.items()}
+        mine, its = (
+            steps("conv", values, start(case, backend, values, layout))[0]
+            for backend, values in zip(BOTH, (around, arrays), strict=True)
+        )
+        for name, array in its.items():
+            assert_array_equal(mine[name], array, err_msg=name)
+
+
+def _surrounded(a: np.ndarray) -> np.ndarray:
+    whole = np.full([n + 4 for n in a.shape], np.nan, a.dtype)
+    part = whole[(slice(2, -2),) * a.ndim]
+    part[...] = a
+    return part
+
+
 ORDERS = {
     "fortran": np.asfortranarray,
     "negative": lambda a: a[tuple(slice(None, None, -1) for _ in a.shape)].copy()[

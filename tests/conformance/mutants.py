@@ -301,8 +301,10 @@ GEMM = [
      "lo = min(size, max(0, -w0 - 1))", "conv"),
 ]  # fmt: skip
 LANES = [
-    ("depthwise: the weight gradient forgets the last place", "address(lengths), len(places),",
-     "address(lengths), max(1, len(places) - 1),", "conv"),
+    ("depthwise: the weight gradient forgets the last place of a row", "len(places) - full, to", "len(places) - full - 1, to",
+     "conv"),
+    ("depthwise: a window beside the padding counts as inside", "min(last, axes[3, 4])", "min(last, axes[3, 4] + 1)", "conv"),
+    ("depthwise: a last place at the edges is forgotten", "while edges % PLACES:", "while edges % PLACES > 1:", "conv"),
 ]  # fmt: skip
 JIT_CONV = [
     ("complex: the adjoint's matrix is not that of the conjugate", "weight = self.conjugate(weight)", "weight = weight + 0",
