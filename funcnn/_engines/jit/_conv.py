@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from funcnn._engines._order import Array, allocate, channel_sums, memory_order
+from funcnn._engines._order import Array, allocate, memory_order
 from funcnn._engines._protocol import ConvPlan
 from funcnn._engines.jit._dense import Dense
 from funcnn._engines.jit._depthwise import Depthwise
 from funcnn._engines.jit._maps import Maps
+from funcnn._engines.jit._sums import ChannelSums
 from funcnn._spec import COMPLEX_DTYPES, FLOAT_DTYPES, HALF_DTYPES, REAL_OF_COMPLEX, Spec
 
 __all__ = ["JitConv"]
@@ -40,7 +41,7 @@ class JitConv(ConvPlan):
         return f"it has no convolution of rank {rank}, only of 1 to 3" if rank > 3 else None
 
     def choose_algorithm(self) -> str:
-        self.core  # noqa: B018  (compiles)
+        self.core, self.channel_sums  # noqa: B018  (compile)
         return "depthwise" if isinstance(self.core, Depthwise) else "tiles"
 
     @cached_property
@@ -58,6 +59,10 @@ class JitConv(ConvPlan):
         spec = self._real_spec
         kind = Depthwise if spec.inputs == spec.groups > 1 else Dense
         return kind(spec, self.sum_dtype, self.threads)
+
+    @cached_property
+    def channel_sums(self) -> ChannelSums:
+        return ChannelSums(self.sum_dtype, self.threads)
 
     @cached_property
     def _parts(self) -> int:
@@ -130,8 +135,10 @@ class JitConv(ConvPlan):
         return total.astype(spec.weight_dtype, copy=False)
 
     def bias_gradient(self, dy: Array) -> Array:
+        if dy.dtype == self.sum_dtype and dy.size:
+            return self.channel_sums(dy, memory_order(dy, self.spec.layout))
         dtype = "float32" if self.spec.y_dtype in HALF_DTYPES else self.spec.y_dtype
-        return channel_sums(dy, memory_order(dy, self.spec.layout), dtype).astype(self.spec.y_dtype, copy=False)
+        return dy.sum(axis=(0, *range(2, dy.ndim)), dtype=dtype).astype(self.spec.y_dtype, copy=False)
 
     def conjugate(self, a: Array) -> Array:
         return a.conj() if a.dtype.kind == "c" else a

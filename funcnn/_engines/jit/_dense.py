@@ -33,6 +33,7 @@ from funcnn._engines.jit._view import (
     address_of,
     blocks,
     cut_for,
+    evenly,
     grid,
     merged,
     size_of,
@@ -134,7 +135,7 @@ class Dense(Maps):
         slices = min(slices, len(all_blocks))
         total = np.zeros((slices, groups, tiles_ * tile.mr, padded), self.dtype)
         x_at, y_at = address_of(x), address_of(y)
-        even = padded == outputs and to.c == self.item and _evenly(y)
+        even = padded == outputs and to.c == self.item and evenly(y[:, 0])
 
         def task(job: tuple[tuple[int, tuple[int, int]], tuple[int, int]]) -> None:
             (s, part), (t0, t1) = job
@@ -310,15 +311,6 @@ class Dense(Maps):
         parts = parts if packed.size > SHARED_PACKING else 1
         run_all(task, ranges(groups * count, -(-groups * count // parts)), parts)
         return _Weights(packed, address_of(packed), packed.strides[0], packed.strides[1], self.item, width * self.item)
-
-
-def _evenly(a: Array) -> bool:
-    """Whether all pixels of a (N, C, *spatial) lie the same distance apart."""
-    spread = np.moveaxis(a, 1, -1)[..., 0]
-    return all(
-        far == size * near
-        for far, size, near in zip(spread.strides, spread.shape[1:], spread.strides[1:], strict=False)
-    )
 
 
 # ---- tables of a block's shape: made once, for every batch -----------------------------------------------------------------

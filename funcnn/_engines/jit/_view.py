@@ -105,6 +105,11 @@ def address_of(a: Array) -> int:
     return int(a.__array_interface__["data"][0])
 
 
+def evenly(a: Array) -> bool:
+    """Whether all numbers of an array lie the same distance apart."""
+    return all(far == size * near for far, size, near in zip(a.strides, a.shape[1:], a.strides[1:], strict=False))
+
+
 class View:
     """The source of a pass as the kernels read it: in place, or block by block in padded rows (`copies`: always).
 
