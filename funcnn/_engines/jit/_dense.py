@@ -54,8 +54,8 @@ PANEL_BYTES = 1 << 19
 RESIDENT_BYTES = 640 << 10
 # Of the channels of a pixel, to be read in place where windows reach padding: a copy makes longer runs of few channels.
 LEAST_IN_PLACE = 64
-# Cells of a row or of some rows whose windows all tiles of the weight gradient sum before the next: they and their dy stay in
-# the L1 cache.
+# Cells in a row of windows that all tiles of the weight gradient sum before the next ones: they and their dy stay in the L1
+# cache.
 GRADIENT_CELLS = 256
 # Of the sums of slices of the pixels: at most 8 slices, and at most so many bytes.
 SLICES_BYTES = 2 << 20
@@ -132,8 +132,9 @@ class Dense(Maps):
         view = view_for(self.dtype, steps_of(x), walks, order, False)
         cut = cut_for(len(x), walks, view.row_numbers * inputs * self.item, slices)
         all_blocks = blocks(len(x), walks, cut)
-        slices = min(slices, len(all_blocks))
-        total = np.zeros((slices, groups, tiles_ * tile.mr, padded), self.dtype)
+        cuts = ranges(len(all_blocks), -(-len(all_blocks) // slices))
+        total = np.empty((len(cuts), groups, tiles_ * tile.mr, padded), self.dtype)
+        nothing = np.zeros(wide, self.dtype)
         x_at, y_at = address_of(x), address_of(y)
         even = padded == outputs and to.c == self.item and evenly(y[:, 0])
 
@@ -141,9 +142,11 @@ class Dense(Maps):
             (s, part), (t0, t1) = job
             k0, k1 = t0 * tile.mr, min(t1 * tile.mr, k_count)
             for block in all_blocks[slice(*part)]:
+                start = address_of(nothing) if block is all_blocks[part[0]] else 0
                 tables = _gradient_tables(view, to, size_of(block), inputs, channels)
-                start, _, _cells = view.block(x_at, block, 0, inputs)
-                chunk = scratch("dy chunk", (tables.together * tables.width, wide), self.dtype)
+                source, _, _cells = view.block(x_at, block, 0, inputs)
+                together = max(1, GRADIENT_CELLS // walks[2].step)
+                chunk = scratch("dy chunk", (together, wide), self.dtype)
                 dy = y_at + target_of(to, walks, block)
                 group, side, pixel = outputs * self.item, wide * self.item, to.w
                 if not even:
@@ -152,13 +155,13 @@ class Dense(Maps):
                     self.pack(dy, outputs * to.c, to.c, outputs, tables.pixels, wide, address_of(packed), 0, count)
                     dy, (group, side, pixel, _) = address_of(packed), packed.strides
                 self.gradient(
-                    groups, start, tables.group, tables.places[k0:k1], tables.rows, tables.step, tables.width, tables.together,
+                    groups, source, tables.group, tables.places[k0:k1], tables.cells, together,
                     dy, group, side, pixel, outputs, address_of(chunk), address_of(total[s, 0, k0:]), total.strides[1], k1 - k0,
+                    start,
                 )  # fmt: skip
 
-        own = list(enumerate(ranges(len(all_blocks), -(-len(all_blocks) // slices))))
-        run_all(task, list(itertools.product(own, ranges(tiles_, -(-tiles_ // shares)))), parts)
-        return total.sum(0) if slices > 1 else total[0]
+        run_all(task, list(itertools.product(enumerate(cuts), ranges(tiles_, -(-tiles_ // shares)))), parts)
+        return total.sum(0) if len(cuts) > 1 else total[0]
 
     def _transposed(self, total: Array, k_count: int, outputs: int, parts: int) -> Array:
         """(G, padded K, padded O / G) as a weight (O, C, *k)."""
@@ -365,27 +368,18 @@ def _last_tables(
 class _GradientTables(NamedTuple):
     group: int  # from a group to the next
     places: Array  # of k
-    rows: Array  # of `width` pixels
-    width: int
-    together: int
-    step: int
+    cells: Array  # of x, for every window: offset and distance from the one before; and one more
     pixels: Array  # of dy
 
 
 @lru_cache(1024)
 def _gradient_tables(view: View, to: Steps, here: Cut, inputs: int, channels: int) -> _GradientTables:
-    source, windows = view.source(here, inputs), view.walks[2].windows
-    step = view.step(source)
+    source, windows = view.source(here, inputs), np.arange(view.walks[2].windows)
     taps, cs = view.taps(source), np.arange(channels) * source.c
-    most = max(1, GRADIENT_CELLS // view.walks[2].step)
-    width = max(n for n in range(1, min(windows, most) + 1) if windows % n == 0)
-    width = width if width >= most // 4 else windows
+    cells = np.add.outer(view.rows(source, here), windows * view.step(source)).reshape(-1)
     return _GradientTables(
         channels * source.c,
         np.add.outer(cs, taps).reshape(-1),
-        np.add.outer(view.rows(source, here), np.arange(0, windows, width) * step).reshape(-1),
-        width,
-        max(1, most // width),
-        step,
-        np.add.outer(targets(to, view.walks, here), np.arange(windows) * to.w).reshape(-1),
+        np.stack([np.append(cells, 0), np.diff(cells, prepend=0, append=0)]),
+        np.add.outer(targets(to, view.walks, here), windows * to.w).reshape(-1),
     )

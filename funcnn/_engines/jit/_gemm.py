@@ -61,16 +61,18 @@ def tile(
     b: Any, bstep: Any,
     c: Any, crow: Any, d: Any, drow: Any,
     count: Any, taps: Any, steps: Any, ahead: Any,
-    reads: Any, writes: Any, mr: Any, nv: Any, code: Any, lanes: Any,
+    listed: Any, reads: Any, writes: Any, mr: Any, nv: Any, code: Any, lanes: Any,
 ) -> Any:  # fmt: skip
     """C[i, :count] = D[i, :count] + sum over t < taps, k < steps of A[i, t, k] * B[t, k, :].
 
     A[i, t, k] is at a + arow[i] + atap[t] + k * astep, with a row of arow `aturn` bytes further for each tap; B[t, k] at
     b + (t * steps + k) * bstep, C[i] at c + crow[i], D[i] at d + drow[i]; all in bytes, the tables are addresses of int64.
     taps and steps are at least 1. The sum starts from 0.
+    `listed`: there is one tap, and astep is a table: from step k - 1 to step k it is number k of it (of 0 .. steps).
     `ahead`: table (reads + writes, 2) of memory to fetch for the next tiles: an address, and the bytes to go on in each step.
     """
-    reads_, writes_, mr_, nv_, code_, lanes_ = (v.literal_value for v in (reads, writes, mr, nv, code, lanes))
+    literals = listed, reads, writes, mr, nv, code, lanes
+    listed_, reads_, writes_, mr_, nv_, code_, lanes_ = (v.literal_value for v in literals)
     streams_ = reads_ + writes_
     number = element(code_)
     vector = ir.VectorType(number, lanes_)
@@ -103,10 +105,11 @@ def tile(
         builder.branch(step)
 
         builder.position_at_end(step)
-        k, a_off, b_at = (builder.phi(I64) for _ in range(3))
+        k, b_at = builder.phi(I64), builder.phi(I64)
         k.add_incoming(constant(0), tap)
-        a_off.add_incoming(constant(0), tap)
         b_at.add_incoming(b_tap, tap)
+        a_off = builder.phi(I64)
+        a_off.add_incoming(constant(0), tap)
         sums = [[builder.phi(vector) for _ in range(nv_)] for _ in range(mr_)]
         nexts = [builder.phi(I64) for _ in range(streams_)]
         new_nexts = []
@@ -125,7 +128,7 @@ def tile(
             new.append([multiply_add(builder, factor, columns[v], sums[i][v]) for v in range(nv_)])
         k_next = builder.add(k, constant(1))
         k.add_incoming(k_next, step)
-        a_off.add_incoming(builder.add(a_off, astep), step)
+        a_off.add_incoming(builder.add(a_off, entry_of(builder, astep, k_next) if listed_ else astep), step)
         b_next = builder.add(b_at, bstep)
         b_at.add_incoming(b_next, step)
         b_tap.add_incoming(b_next, tap_end)
@@ -154,7 +157,7 @@ def tile(
                 masked_store(builder, builder.add(to, constant(v * width)), add(old, new[i][v]), masks[v])
         return context.get_dummy_value()
 
-    return types.void(*(types.int64,) * 15, reads, writes, mr, nv, code, lanes), codegen
+    return types.void(*(types.int64,) * 15, *literals), codegen
 
 
 # ---- kernels. Each is made for one dtype (code, item bytes) and register width; all sizes and strides are arguments, in bytes
@@ -402,17 +405,17 @@ def convolve_first(code: int, item: int, lanes: int, mr: int, nv: int, stamp: in
                             if lanes_here > 2 * lanes and nv > 2:
                                 tile(
                                     a_at, address(arow), 0, address(zero), w_step, b_at, wide, c_at,
-                                    address(crow), d_at, address(drow), lanes_here, 1, steps, 0, 0, 0, mr, nv, code, lanes,
+                                    address(crow), d_at, address(drow), lanes_here, 1, steps, 0, 0, 0, 0, mr, nv, code, lanes,
                                 )  # fmt: skip
                             elif lanes_here > lanes:
                                 tile(
                                     a_at, address(arow), 0, address(zero), w_step, b_at, wide, c_at,
-                                    address(crow), d_at, address(drow), lanes_here, 1, steps, 0, 0, 0, mr, 2, code, lanes,
+                                    address(crow), d_at, address(drow), lanes_here, 1, steps, 0, 0, 0, 0, mr, 2, code, lanes,
                                 )  # fmt: skip
                             else:
                                 tile(
                                     a_at, address(arow), 0, address(zero), w_step, b_at, wide, c_at,
-                                    address(crow), d_at, address(drow), lanes_here, 1, steps, 0, 0, 0, mr, 1, code, lanes,
+                                    address(crow), d_at, address(drow), lanes_here, 1, steps, 0, 0, 0, 0, mr, 1, code, lanes,
                                 )  # fmt: skip
                 for q in range(count):
                     if whole[q]:
@@ -490,7 +493,7 @@ def convolve_last(code: int, item: int, lanes: int, mr: int, nv: int, stamp: int
                         x_at, address(turns) if padded else arow, 8 * mr if padded else 0,
                         address(nothing) if padded else address(runs), item, w_at, nr * item,
                         y_at, crow, bias + s * nr * item, address(drow),
-                        outputs - o, len(parts), steps // len(parts), address(ahead), 1, 1, mr, nv, code, lanes,
+                        outputs - o, len(parts), steps // len(parts), address(ahead), 0, 1, 1, mr, nv, code, lanes,
                     )  # fmt: skip
 
     return convolve
@@ -501,35 +504,38 @@ def weight_gradient(code: int, item: int, lanes: int, mr: int, nv: int, stamp: i
     nr, register = nv * lanes, lanes * item
 
     @njit(
-        "void(int64, int64, int64, int64[::1], int64[::1], int64, int64, int64,"
-        " int64, int64, int64, int64, int64, int64, int64, int64, int64)",
+        "void(int64, int64, int64, int64[::1], int64[:, ::1], int64,"
+        " int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)",
         nogil=True,
         cache=True,
     )
     def gradient(
-        groups: int, x: int, x_group: int, places: Any, rows: Any, step: int, width: int, together: int,
-        dy: int, dy_group: int, dy_tile: int, dy_step: int, outputs: int, buffer: int, to: int, to_group: int, last: int,
+        groups: int, x: int, x_group: int, places: Any, pixels: Any, together: int,
+        dy: int, dy_group: int, dy_tile: int, dy_step: int, outputs: int, buffer: int,
+        to: int, to_group: int, last: int, start: int,
     ) -> None:  # fmt: skip
-        """Row k < last of the gradient sums x + places[k] + rows[r] + j * step times pixel (r, j) of dy, for j < width.
+        """Row k < last of the gradient sums x + places[k] + pixels[0, p] times pixel p of dy; pixels[1, p] is the distance from
+        pixel p - 1; the last pixel stands for none.
 
-        Tiles of dy have NR numbers for each pixel and lie dy_tile bytes apart, their pixels dy_step. `together` rows of pixels
-        are summed at a time: their cells stay in the L1 cache for all tiles, and so does their dy, which is copied to the
-        buffer unless its pixels lie together. The result has room for a multiple of MR rows.
+        Tiles of dy have NR numbers for each pixel and lie dy_tile bytes apart, their pixels dy_step. `together` pixels are
+        summed at a time: their cells stay in the L1 cache for all tiles, and so does their dy, which is copied to the buffer
+        unless its pixels lie together. The sums are added to the result, which has room for a multiple of MR rows; if `start`,
+        NR zeros, is not 0, nothing is in the result yet.
         """
         stamp  # noqa: B018
-        arow, crow, ahead = table(mr), table(mr), table(4)
-        wide, tiles = nr * item, (outputs + nr - 1) // nr
+        arow, crow, nothing, ahead = table(mr), table(mr), table(mr), table(4)
+        wide, tiles, total = nr * item, (outputs + nr - 1) // nr, pixels.shape[1] - 1
         pitch = tiles * wide  # of a row of the result
         for i in range(mr):
-            crow[i] = i * pitch
+            crow[i], nothing[i] = i * pitch, 0
         for _ in range(groups):
-            for r in range(0, len(rows), together):
-                count, following = min(together, len(rows) - r), min(r + together, len(rows) - 1)
+            for p in range(0, total, together):
+                count, following = min(together, total - p), min(p + together, total - 1)
                 for o in range(tiles):
-                    b_at = dy + o * dy_tile + r * width * dy_step
-                    dy_next = b_at + dy_tile if o + 1 < tiles else dy + following * width * dy_step
+                    b_at = dy + o * dy_tile + p * dy_step
+                    dy_next = b_at + dy_tile if o + 1 < tiles else dy + following * dy_step
                     if dy_step != wide:
-                        for j in range(count * width):
+                        for j in range(count):
                             for v in range(nv):
                                 vector = load(b_at + j * dy_step + v * register, code, lanes)
                                 store(buffer + j * wide + v * register, vector)
@@ -538,13 +544,14 @@ def weight_gradient(code: int, item: int, lanes: int, mr: int, nv: int, stamp: i
                         c_at = to + k * pitch + o * wide
                         for i in range(mr):
                             arow[i] = places[min(k + i, last - 1)]
+                        fresh = start != 0 and p == 0
                         line = k // mr * register
                         ahead[0], ahead[1] = dy_next + line % wide, dy_step
-                        ahead[2], ahead[3] = x + rows[following] + places[0] + line, step
+                        ahead[2], ahead[3] = x + pixels[0, following] + places[0] + line, pixels[1, following]
                         tile(
-                            x, address(arow), 0, address(rows) + 8 * r, step, b_at, wide,
-                            c_at, address(crow), c_at, address(crow),
-                            nr, count, width, address(ahead), 2, 0, mr, nv, code, lanes,
+                            x + pixels[0, p], address(arow), 0, address(nothing), address(pixels) + 8 * (total + 1 + p),
+                            b_at, wide, c_at, address(crow), start if fresh else c_at, address(nothing) if fresh else address(crow),
+                            nr, 1, count, address(ahead), 1, 2, 0, mr, nv, code, lanes,
                         )  # fmt: skip
             x, dy, to = x + x_group, dy + dy_group, to + to_group
 
