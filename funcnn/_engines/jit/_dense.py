@@ -57,8 +57,8 @@ LEAST_IN_PLACE = 64
 # Cells in a row of windows that all tiles of the weight gradient sum before the next ones: they and their dy stay in the L1
 # cache.
 GRADIENT_CELLS = 256
-# Of the sums of slices of the pixels: at most 8 slices, and at most so many bytes.
-SLICES_BYTES = 2 << 20
+# Of the sums of slices of the pixels, and the multiply-adds that are worth a slice where there are two already.
+SLICES_BYTES, SLICE_WORK = 2 << 20, 200 << 20
 # Of the cells of one block that need not stay in a cache, because they are read once; and their number, for the tables.
 IN_PLACE_BYTES, IN_PLACE_CELLS = 4 << 20, 1 << 13
 # Numbers of a weight that one thread packs while it could be handed to another.
@@ -127,7 +127,7 @@ class Dense(Maps):
         padded, tiles_ = -(-outputs // wide) * wide, -(-k_count // tile.mr)
         # Slices of the pixels have a sum each, as many for every number of threads. Threads share the rows of a large sum.
         most = SLICES_BYTES // (groups * k_count * padded * self.item)
-        slices = next(n for n in (8, 4, 2, 1) if n <= max(most, 1))
+        slices = min(max(most, 1), max(2, y.size * k_count // SLICE_WORK))
         shares = -(-parts // slices)
         view = view_for(self.dtype, steps_of(x), walks, order, False)
         cut = cut_for(len(x), walks, view.row_numbers * inputs * self.item, slices)

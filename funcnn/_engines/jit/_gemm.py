@@ -550,7 +550,8 @@ def weight_gradient(code: int, item: int, lanes: int, mr: int, nv: int, stamp: i
                         ahead[2], ahead[3] = x + pixels[0, following] + places[0] + line, pixels[1, following]
                         tile(
                             x + pixels[0, p], address(arow), 0, address(nothing), address(pixels) + 8 * (total + 1 + p),
-                            b_at, wide, c_at, address(crow), start if fresh else c_at, address(nothing) if fresh else address(crow),
+                            b_at, wide, c_at, address(crow),
+                            start if fresh else c_at, address(nothing) if fresh else address(crow),
                             nr, 1, count, address(ahead), 1, 2, 0, mr, nv, code, lanes,
                         )  # fmt: skip
             x, dy, to = x + x_group, dy + dy_group, to + to_group
