@@ -18,6 +18,7 @@ import numpy as np
 
 from funcnn._engines._order import Array, allocate, memory_order
 from funcnn._engines._protocol import ConvPlan
+from funcnn._engines.jit import _winograd
 from funcnn._engines.jit._dense import Dense
 from funcnn._engines.jit._depthwise import Depthwise
 from funcnn._engines.jit._maps import Maps
@@ -42,7 +43,12 @@ class JitConv(ConvPlan):
 
     def choose_algorithm(self) -> str:
         self.core, self.channel_sums  # noqa: B018  (compile)
-        return "depthwise" if isinstance(self.core, Depthwise) else "tiles"
+        names: list[tuple[type[Maps], str]] = [
+            (Depthwise, "depthwise"),
+            (_winograd.Winograd, "winograd"),
+            (Dense, "tiles"),
+        ]
+        return next(name for kind, name in names if isinstance(self.core, kind))
 
     @cached_property
     def sum_dtype(self) -> str:
@@ -57,7 +63,9 @@ class JitConv(ConvPlan):
     @cached_property
     def core(self) -> Maps:
         spec = self._real_spec
-        kind = Depthwise if spec.inputs == spec.groups > 1 else Dense
+        kind: type[Maps] = Depthwise if spec.inputs == spec.groups > 1 else Dense
+        if self.options.numerics == "fast" and _winograd.fits(spec, self.sum_dtype):
+            kind = _winograd.Winograd
         return kind(spec, self.sum_dtype, self.threads)
 
     @cached_property

@@ -42,6 +42,7 @@ __all__ = [
     "first_lanes",
     "fma",
     "gather",
+    "gathered",
     "greater",
     "item_in",
     "joined",
@@ -238,6 +239,16 @@ def masked_store(builder: Any, address: Any, vector: Any, mask: Any) -> None:
     call_intrinsic(builder, f"llvm.masked.store.{mangled(vector.type)}.p0", ir.VoidType(), args)
 
 
+def gathered(builder: Any, address: Any, step: Any, count: Any, kind: Any) -> Any:
+    """Vector of `count` numbers that lie `step` bytes apart, 0 in the other lanes; nothing else is read."""
+    n = kind.count
+    offsets = builder.mul(splatted(builder, step, n), ir.Constant(ir.VectorType(I64, n), list(range(n))))
+    places = builder.add(splatted(builder, address, n), offsets)
+    places = builder.inttoptr(places, ir.VectorType(kind.element.as_pointer(), n))
+    args = [places, I32(1), first_lanes(builder, count, n), ir.Constant(kind, None)]
+    return call_intrinsic(builder, f"llvm.masked.gather.{mangled(kind)}.v{n}p0", kind, args)
+
+
 def plain_load(builder: Any, address: Any, kind: Any) -> Any:
     """Value or vector at any address."""
     return builder.load(pointer(builder, address, kind), typ=kind, align=1)
@@ -366,12 +377,8 @@ def gather(typingctx: Any, address: Any, step: Any, count: Any, code: Any, lanes
     kind = Vector(*_literals(code, lanes))
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        n = kind.lanes
-        offsets = builder.mul(splatted(builder, args[1], n), ir.Constant(ir.VectorType(I64, n), list(range(n))))
-        places = builder.add(splatted(builder, args[0], n), offsets)
-        places = builder.inttoptr(places, ir.VectorType(kind.llvm.element.as_pointer(), n))
-        arguments = [places, I32(1), first_lanes(builder, args[2], n), ir.Constant(kind.llvm, None)]
-        return call_intrinsic(builder, f"llvm.masked.gather.{mangled(kind.llvm)}.v{n}p0", kind.llvm, arguments)
+        address, step, count = args[:3]
+        return gathered(builder, address, step, count, kind.llvm)
 
     return kind(types.int64, types.int64, types.int64, code, lanes), codegen
 
