@@ -59,8 +59,8 @@ LEAST_IN_PLACE = 64
 GRADIENT_CELLS = 256
 # Of the sums of slices of the pixels, and the multiply-adds that are worth a slice where there are two already.
 SLICES_BYTES, SLICE_WORK = 2 << 20, 200 << 20
-# Of the cells of one block that need not stay in a cache, because they are read once; and their number, for the tables.
-IN_PLACE_BYTES, IN_PLACE_CELLS = 4 << 20, 1 << 13
+# Of the cells of one block that need not stay in a cache, because they are read once.
+IN_PLACE_BYTES = 4 << 20
 # Numbers of a weight that one thread packs while it could be handed to another.
 SHARED_PACKING = 1 << 16
 
@@ -221,13 +221,15 @@ class Dense(Maps):
         channels, taps = weight.shape[2], math.prod(len(walk.taps) for walk in walks)
         zeros = order == LAST and channels * self.item >= LEAST_IN_PLACE and taps <= _gemm.MOST_TAPS
         view = view_for(self.dtype, steps_of(x), walks, order, False, zeros)
-        pixel = len(weight) * channels * self.item
-        if view.direct and (order == FIRST or self._resident(weight)):
-            most = min(IN_PLACE_BYTES, IN_PLACE_CELLS * pixel)
-            cut = cut_for(len(x), walks, view.row_numbers * pixel, 2 * parts, most)
-        else:
-            cut = cut_for(len(x), walks, view.row_numbers * pixel, parts, STAGE_BYTES)
+        row = view.row_numbers * len(weight) * channels * self.item
         to, y_at = steps_of(y), address_of(y)
+        if view.direct and order == LAST:  # threads share the blocks among themselves
+            most = STAGE_BYTES // 4 if self._resident(weight) else STAGE_BYTES
+            jobs, tables = _last_jobs(view, to, len(x), cut_for(len(x), walks, row, parts, most), len(weight), channels)
+            multiply, counter = self._last(view, x, weight, bias, to, parts), np.zeros(1, int)
+            run_all(lambda _: multiply(tables[0], jobs, counter, address_of(x), y_at), range(parts), parts)
+            return
+        cut = cut_for(len(x), walks, row, *((2 * parts, IN_PLACE_BYTES) if view.direct else (parts, STAGE_BYTES)))
         run = self._block_map(view, x, weight, bias, to, order, parts)
         run_all(lambda block: run(block, y_at + target_of(to, walks, block)), blocks(len(x), walks, cut), parts)
 
@@ -235,7 +237,17 @@ class Dense(Maps):
         self, view: View, x: Array, weight: Array, bias: Array, to: Steps, order: str, parts: int
     ) -> BlockMap:
         """The map of one block to the address of its first pixel, from where steps `to` lead to the others."""
-        return (self._first if order == FIRST else self._last)(view, x, weight, bias, to, parts)
+        if order == FIRST:
+            return self._first(view, x, weight, bias, to, parts)
+        multiply, groups, channels = self._last(view, x, weight, bias, to, parts), len(weight), weight.shape[2]
+
+        def run(block: Block, at: int) -> None:
+            tables = _last_tables(view, to, size_of(block), groups, channels, view.edges(block))
+            start, _, _cells = view.block(address_of(x), block, 0, groups * channels)
+            job = np.array([(0, 0, address_of(tables.pixels), tables.pixels.shape[1])])
+            multiply(tables, job, np.zeros(1, int), start, at)
+
+        return run
 
     def _first(self, view: View, x: Array, weight: Array, bias: Array, to: Steps, parts: int) -> BlockMap:
         groups, outputs, channels = weight.shape[:3]
@@ -263,7 +275,8 @@ class Dense(Maps):
 
         return run
 
-    def _last(self, view: View, x: Array, weight: Array, bias: Array, to: Steps, parts: int) -> BlockMap:
+    def _last(self, view: View, x: Array, weight: Array, bias: Array, to: Steps, parts: int) -> Callable[..., None]:
+        """The map of jobs (see the kernel), of x and y at addresses."""
         groups, outputs, channels = weight.shape[:3]
         walks, mr = view.walks, self.tile[LAST].mr
         nv = 1 if outputs <= self.lanes else 2
@@ -272,25 +285,21 @@ class Dense(Maps):
         padded = np.zeros((groups, -(-outputs // wide) * wide), self.dtype)
         padded[:, :outputs] = bias.reshape(groups, outputs)
         zeros = np.zeros(groups * channels, self.dtype)
-        x_at = address_of(x)
+        dump = np.empty(wide, self.dtype)
         resident = self._resident(weight)
         steps = groups * packed.group // (wide * self.item)  # of all tiles of the same pixels
         x_step, y_step = walks[2].step * view.source(Cut(1, 1, 1), groups * channels).w, walks[2].stride * to.w
         # Bytes of x and y that each step fetches for the next pixels: the tile after this one has them, if weights stay.
         x_ahead, y_ahead = (-(-mr * abs(step) // steps) if resident else 0 for step in (x_step, y_step))
 
-        def run(block: Block, at: int) -> None:
-            tables = _last_tables(view, to, size_of(block), groups * channels, channels, view.edges(block))
-            start, _, _cells = view.block(x_at, block, 0, groups * channels)
-            dump = scratch("dump", (wide,), self.dtype)
+        def multiply(tables: _LastTables, jobs: Array, counter: Array, x_at: int, y_at: int) -> None:
             self.convolve_last[nv](
-                groups, start, channels * self.item, tables.pixels, tables.runs, tables.taps, channels,
-                mr if resident else mr * tables.pixels.shape[1], x_ahead,
-                packed.address, outputs, at, outputs * to.c, y_ahead,
+                groups, jobs, address_of(counter), x_at, channels * self.item, tables.runs, tables.taps, channels, resident,
+                x_ahead, packed.address, outputs, y_at, outputs * to.c, y_ahead,
                 address_of(padded), address_of(zeros), address_of(dump),
             )  # fmt: skip
 
-        return run
+        return multiply
 
     def _resident(self, weight: Array) -> bool:
         """Whether packed weights stay in the L2 cache while all pixels pass by once."""
@@ -350,9 +359,9 @@ class _LastTables(NamedTuple):
 
 @lru_cache(1024)
 def _last_tables(
-    view: View, to: Steps, here: Cut, inputs: int, channels: int, edges: tuple[Walk | None, Walk | None]
+    view: View, to: Steps, here: Cut, groups: int, channels: int, edges: tuple[Walk | None, Walk | None]
 ) -> _LastTables:
-    source, w = view.source(here, inputs), view.walks[2]
+    source, w = view.source(here, groups * channels), view.walks[2]
     taps = view.taps(source)
     together = source.w == channels * view.item and w.offsets == tuple(range(len(w.taps)))
     columns = np.arange(w.windows)
@@ -363,6 +372,18 @@ def _last_tables(
         taps[:: len(w.taps)].copy() if together else taps,
         np.stack([x_at, y_at, view.padding(here, edges)]),
     )
+
+
+@lru_cache(256)
+def _last_jobs(view: View, to: Steps, n: int, cut: Cut, groups: int, channels: int) -> tuple[Array, list[_LastTables]]:
+    """The blocks of a pass in place as jobs for the kernel, and the tables that they refer to, which blocks have in common."""
+    own = blocks(n, view.walks, cut)
+    tables = [_last_tables(view, to, size_of(block), groups, channels, view.edges(block)) for block in own]
+    rows = [
+        (view.block(0, block, 0, 0)[0], target_of(to, view.walks, block), address_of(t.pixels), t.pixels.shape[1])
+        for block, t in zip(own, tables, strict=True)
+    ]
+    return np.array(rows), tables
 
 
 class _GradientTables(NamedTuple):

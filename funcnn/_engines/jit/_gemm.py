@@ -35,6 +35,7 @@ from funcnn._engines.jit._simd import (
     masked_load,
     masked_store,
     multiply_add,
+    number,
     plain_load,
     pointer,
     prefetch,
@@ -44,6 +45,7 @@ from funcnn._engines.jit._simd import (
     store,
     store_first,
     table,
+    take,
     transpose,
     write,
 )
@@ -440,61 +442,72 @@ def convolve_last(code: int, item: int, lanes: int, mr: int, nv: int, stamp: int
     nr, most, entries = nv * lanes, MOST_TAPS, MOST_TAPS * mr
 
     @njit(
-        "void(int64, int64, int64, int64[:, ::1], int64[::1], int64[::1], int64, int64, int64,"
+        "void(int64, int64[:, ::1], int64, int64, int64, int64[::1], int64[::1], int64, int64, int64,"
         " int64, int64, int64, int64, int64, int64, int64, int64)",
         nogil=True,
         cache=True,
     )
     def convolve(
-        groups: int, x: int, x_group: int, pixels: Any, runs: Any, taps: Any, channels: int, together: int, x_ahead: int,
-        w: int, outputs: int, y: int, y_group: int, y_ahead: int, bias: int, zeros: int, dump: int,
+        groups: int, jobs: Any, counter: int, x: int, x_group: int, runs: Any, taps: Any, channels: int, resident: int,
+        x_ahead: int, w: int, outputs: int, y: int, y_group: int, y_ahead: int, bias: int, zeros: int, dump: int,
     ) -> None:  # fmt: skip
-        """Pixel p reads from x + pixels[0, p] and goes to y + pixels[1, p]; bit t of pixels[2, p]: its tap t lies in padding.
+        """Takes blocks of pixels, rows of `jobs`, as long as the counter, which threads share, finds any.
 
-        taps: offsets of taps of `channels` numbers; runs: of neighbouring taps that lie together as one. `together` pixels (a
-        multiple of MR) share a pass over the weights. x_ahead, y_ahead: bytes of x and y that each step of a tile fetches for
-        the next. bias: numbers for all tiles, 0 beyond the outputs; zeros: a tap of padding, of all groups; dump: scratch for
-        NR numbers.
+        A job: offset of a block in x, in y; address of a table (3, pixels) of int64, their number. A pixel reads from x plus
+        its first number and goes to y plus its second; bit t of the third: its tap t lies in padding.
+
+        taps: offsets of taps of `channels` numbers; runs: of neighbouring taps that lie together as one. `resident`: weights
+        stay in the L2 cache, so that MR pixels at a time pass by; else all pixels of a block do. x_ahead, y_ahead: bytes of x
+        and y that each step of a tile fetches for the next. bias: numbers for all tiles, 0 beyond the outputs; zeros: a tap of
+        padding, of all groups; dump: scratch for NR numbers.
         """
         stamp  # noqa: B018
         own_a, own_c, turns, drow = table(mr), table(mr), table(entries), table(mr)
         nothing, ahead = table(most), table(4)
         for i in range(mr):
             drow[i] = 0
-        for t in range(len(taps)):
+        for t in range(min(len(taps), most)):
             nothing[t] = 0
-        total, steps = pixels.shape[1], len(taps) * channels
-        x_places, y_places = address(pixels), address(pixels) + 8 * total
+        steps = len(taps) * channels
         tiles = (outputs + nr - 1) // nr  # of a group
-        for p0 in range(0, total, together):
-            for s in range(groups * tiles):
-                g, o = s // tiles, s % tiles * nr
-                x_at, w_at, y_at = x + g * x_group, w + s * steps * nr * item, y + g * y_group + o * item
-                for p in range(p0, min(p0 + together, total), mr):
-                    arow, crow, padded = x_places + 8 * p, y_places + 8 * p, 0
-                    if p + mr > total:  # rows beyond the last pixel repeat it
-                        for i in range(mr):
-                            own_a[i] = pixels[0, min(p + i, total - 1)]
-                            own_c[i] = pixels[1, p + i] if p + i < total else dump - y_at
-                        arow, crow = address(own_a), address(own_c)
-                    for i in range(p, min(p + mr, total)):
-                        padded |= pixels[2, i]
-                    if padded and (s == 0 or together > mr):
-                        for i in range(mr):
-                            pixel = min(p + i, total - 1)
-                            at, outside = pixels[0, pixel], pixels[2, pixel]
-                            for t in range(len(taps)):
-                                turns[t * mr + i] = zeros - x if (outside >> t) & 1 else at + taps[t]
-                    following = min(p + mr, total - 1)
-                    ahead[0], ahead[1] = x + pixels[0, following] + taps[-1] + s * steps * x_ahead, x_ahead
-                    ahead[2], ahead[3] = y + pixels[1, following] + s * steps * y_ahead, y_ahead
-                    parts = taps if padded else runs
-                    tile(
-                        x_at, address(turns) if padded else arow, 8 * mr if padded else 0,
-                        address(nothing) if padded else address(runs), item, w_at, nr * item,
-                        y_at, crow, bias + s * nr * item, address(drow),
-                        outputs - o, len(parts), steps // len(parts), address(ahead), 0, 1, 1, mr, nv, code, lanes,
-                    )  # fmt: skip
+        while True:
+            job = take(counter)
+            if job >= len(jobs):
+                break
+            x_block, y_block, places, total = x + jobs[job, 0], y + jobs[job, 1], jobs[job, 2], jobs[job, 3]
+            together = mr if resident else (total + mr - 1) // mr * mr
+            targets, padding = places + 8 * total, places + 16 * total
+            for p0 in range(0, total, together):
+                for s in range(groups * tiles):
+                    g, o = s // tiles, s % tiles * nr
+                    x_at, w_at = x_block + g * x_group, w + s * steps * nr * item
+                    y_at = y_block + g * y_group + o * item
+                    for p in range(p0, min(p0 + together, total), mr):
+                        arow, crow, padded = places + 8 * p, targets + 8 * p, 0
+                        if p + mr > total:  # rows beyond the last pixel repeat it
+                            for i in range(mr):
+                                own_a[i] = number(places, min(p + i, total - 1))
+                                own_c[i] = number(targets, p + i) if p + i < total else dump - y_at
+                            arow, crow = address(own_a), address(own_c)
+                        for i in range(p, min(p + mr, total)):
+                            padded |= number(padding, i)
+                        if padded and (s == 0 or together > mr):
+                            for i in range(mr):
+                                pixel = min(p + i, total - 1)
+                                at, outside = number(places, pixel), number(padding, pixel)
+                                for t in range(len(taps)):
+                                    turns[t * mr + i] = zeros - x_block if (outside >> t) & 1 else at + taps[t]
+                        following = min(p + mr, total - 1)
+                        ahead[0] = x_block + number(places, following) + taps[-1] + s * steps * x_ahead
+                        ahead[2] = y_block + number(targets, following) + s * steps * y_ahead
+                        ahead[1], ahead[3] = x_ahead, y_ahead
+                        parts = taps if padded else runs
+                        tile(
+                            x_at, address(turns) if padded else arow, 8 * mr if padded else 0,
+                            address(nothing) if padded else address(runs), item, w_at, nr * item,
+                            y_at, crow, bias + s * nr * item, address(drow),
+                            outputs - o, len(parts), steps // len(parts), address(ahead), 0, 1, 1, mr, nv, code, lanes,
+                        )  # fmt: skip
 
     return convolve
 

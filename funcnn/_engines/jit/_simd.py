@@ -80,6 +80,7 @@ __all__ = [
     "store_strided",
     "store_where",
     "table",
+    "take",
     "transpose",
     "write",
     "zeros",
@@ -543,6 +544,16 @@ def _of_type(value: Callable[[Vector], int]) -> Any:
 lanes_in = _of_type(lambda kind: kind.lanes)
 item_in = _of_type(lambda kind: bytes_of(kind.code))
 every_lane = _of_type(lambda kind: (1 << kind.lanes) - 1 if kind.lanes < 64 else -1)  # as a word of `lane_mask`
+
+
+@intrinsic
+def take(typingctx: Any, counter: Any) -> Any:
+    """The int64 at an address, which is raised by 1: no two threads get the same."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", pointer(builder, args[0], I64), constant(1), "monotonic")
+
+    return types.int64(types.int64), codegen
 
 
 @intrinsic

@@ -94,7 +94,7 @@ class Winograd(Dense):
         cells = np.array([(h.size, h.start, at.h), (w.size, w.start, at.w)])
         places = np.array([(h.windows, 0, to.h), (w.windows, 0, to.w)])
         single, x_at, y_at = np.zeros(1, int), address_of(x), address_of(y)
-        multiply, mr = self.convolve_last[self.tile[LAST].nv], self.tile[LAST].mr
+        multiply = self.convolve_last[self.tile[LAST].nv]
 
         def task(part: tuple[int, int]) -> None:
             # Square by square for each of the 16: numbers of neighbouring squares lie a few lines apart, not a page.
@@ -106,8 +106,9 @@ class Winograd(Dense):
                 squares = (r1 - r0) * across
                 pixels = _pixels(squares, channels * self.item, outputs * self.item)
                 self.to_squares(x_at + n * at.n, cells, r0, r1, across, channels, zeros, v_at, v.strides[0])
+                job, counter = np.array([(0, 0, address_of(pixels), squares)]), np.zeros(1, int)
                 multiply(
-                    SQUARE, v_at, v.strides[0], pixels, single, single, channels, -(-squares // mr) * mr, 0,
+                    SQUARE, job, address_of(counter), v_at, v.strides[0], single, single, channels, 0, 0,
                     address_of(packed), outputs, m_at, m.strides[0], 0, zeros, zeros, dump_at,
                 )  # fmt: skip
                 self.from_squares(
