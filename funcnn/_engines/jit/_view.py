@@ -52,7 +52,10 @@ def blocks(n: int, walks: Pass, cut: Cut) -> list[Block]:
 
 @lru_cache(1024)
 def cut_for(n: int, walks: Pass, row_bytes: int, parts: int, most: int = STAGE_BYTES) -> Cut:
-    """Blocks whose cells take about `most` bytes (row_bytes: of one row of cells), and at least `parts` of them."""
+    """Blocks whose cells take about `most` bytes (row_bytes: of one row of cells), and at least `parts` of them.
+
+    Several images are whole ones, and several planes too: the rows of a block follow each other in an array.
+    """
     d, h, _ = walks
 
     def size(planes: int, rows: int) -> int:
@@ -67,8 +70,11 @@ def cut_for(n: int, walks: Pass, row_bytes: int, parts: int, most: int = STAGE_B
         # As many for every thread: three blocks for two threads take as long as four.
         fit = max(1, 2 * most // max(size(planes, rows), 1))
         images = -(-n // (parts * -(-n // (parts * fit))))
-    while -(-n // images) * -(-d.windows // planes) * -(-h.windows // rows) < parts and rows * planes > 1:
-        planes, rows = (-(-planes // 2), rows) if planes > 1 else (1, -(-rows // 2))
+    while -(-n // images) * -(-d.windows // planes) * -(-h.windows // rows) < parts and images * planes * rows > 1:
+        if images > 1:
+            images = -(-images // 2)
+        else:
+            planes, rows = (-(-planes // 2), rows) if planes > 1 else (1, -(-rows // 2))
     return Cut(images, planes, rows)
 
 
