@@ -257,12 +257,13 @@ class Dense(Maps):
         taps_count = math.prod(len(walk.taps) for walk in walks)
         width, pixel = walks[2].windows, walks[2].stride * to.w
         x_at, limit = address_of(x), byte_bounds(x)[1]
+        # By the Spec alone: sums are rounded where a chunk ends, and no block, batch or thread may show in them.
+        chunk = max(1, min(channels, PANEL_BYTES // (_gemm.MOST_PANELS * taps_count * wide * item)))
 
         def run(block: Block, at: int) -> None:
             tables = _first_tables(view, to, size_of(block), groups * channels)
             start, end, _cells = view.block(x_at, block, 0, groups * channels)
             together = min(_gemm.MOST_PANELS, -(-len(tables.rows) * width // wide))
-            chunk = max(1, min(channels, PANEL_BYTES // (together * taps_count * wide * item)))
             panels = scratch("panels", (together * chunk * taps_count * wide,), self.dtype)
             sums = scratch("sums", (together * (outputs + mr) * wide,), self.dtype)
             self.convolve_first[mr](
