@@ -50,15 +50,36 @@ def test_every_width(layout: str, groups: int, stride: int) -> None:
         assert_results(Backend.NUMPY_JIT, run(case, Backend.NUMPY_JIT, arrays, layout), expected(case, arrays), layout)
 
 
-LARGE = (
-    conv((4, 24, 31, 33), (40, 24, 3, 3), padding=1, stride=(1, 2)),
-    conv((3, 96, 30, 30), (96, 1, 3, 3), padding=1, groups=96),
-    conv((2, 8, 12, 20, 21), (16, 8, 3, 3, 3), padding=1),
+FEW_INPUTS = (
+    conv((5, 3, 6, 7), (17, 3, 3, 3), padding=1),
+    conv((3, 2, 19, 23), (16, 2, 3, 4), padding=((2, 0), (1, 3)), stride=(2, 3), dilation=(2, 1), flip=True),
+    conv((2, 5, 9, 20), (20, 5, 2, 3), padding=(0, 2), stride=2, dilation=(1, 3)),
+    conv((3, 8, 21), (33, 8, 5), padding=2, stride=3),
+    conv((2, 1, 5, 6, 9), (18, 1, 2, 3, 3), padding=1, stride=(1, 2, 2), flip=True),
+    Case("conv", "conv_transpose", (2, 17, 5, 6), (17, 3, 3, 4), {"stride": (2, 3), "padding": 1}),
+    Case("conv", "conv_transpose", (3, 16, 7), (16, 4, 2), {"stride": 3, "dilation": 2}),
 )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("case", LARGE, ids=["strided", "depthwise", "3-D"])
+@pytest.mark.parametrize("case", FEW_INPUTS, ids=lambda case: "x".join(map(str, case.x)))
+def test_few_inputs(case: Case, layout: str) -> None:
+    """Their adjoint goes by columns: phases of strides, dilated taps, planes, several images at a time, a bias."""
+    arrays = inputs(case)
+    assert_results(Backend.NUMPY_JIT, run(case, Backend.NUMPY_JIT, arrays, layout), expected(case, arrays), layout)
+
+
+LARGE = (
+    conv((4, 24, 31, 33), (40, 24, 3, 3), padding=1, stride=(1, 2)),
+    conv((3, 96, 30, 30), (96, 1, 3, 3), padding=1, groups=96),
+    conv((2, 8, 12, 20, 21), (16, 8, 3, 3, 3), padding=1),
+    conv((3, 128, 9, 7), (256, 128, 3, 3), padding=1),
+    conv((3, 3, 64, 50), (24, 3, 5, 5), padding=2, stride=2),
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", LARGE, ids=["strided", "depthwise", "3-D", "wide", "few inputs"])
 def test_the_same_bits_for_every_number_of_threads(case: Case, layout: str) -> None:
     arrays = {k: to_layout(k, a, layout) for k, a in inputs(case, dtype="float32", make=normal).items()}
     results = []
@@ -74,15 +95,23 @@ MANY_BLOCKS = (
     conv((1, 48, 121, 102), (16, 48, 3, 3), padding=1, stride=2),
     conv((1, 96, 130, 90), (96, 1, 5, 3), padding=(2, 1), stride=(3, 2), groups=96),
     conv((1, 16, 15, 50, 50), (8, 16, 3, 2, 3), padding=1, stride=(2, 3, 1)),
+    conv((1, 3, 360, 301), (16, 3, 5, 3), padding=2, stride=(2, 3)),
+    conv((1, 2, 40, 90, 70), (16, 2, 3, 2, 3), padding=1, stride=(1, 2, 1)),
+    conv((2, 128, 9, 7), (256, 128, 3, 3), padding=1),
+    conv((3, 21, 40, 33), (9, 21, 1, 1)),
+    conv((20, 24, 9, 10), (32, 24, 3, 3), padding=1),
 )
+KINDS = ("dense", "depthwise", "3-D", "few inputs", "few inputs, 3-D", "wide", "1x1", "small")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("case", MANY_BLOCKS, ids=["dense", "depthwise", "3-D"])
-def test_blocks_of_rows(case: Case, layout: str) -> None:
-    """Images of several MB, which are cut into blocks of rows or planes: the same whole numbers as engine blas has."""
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("case", MANY_BLOCKS, ids=KINDS)
+def test_blocks_of_rows(case: Case, threads: int, layout: str) -> None:
+    """What is cut into blocks of rows or planes, slices, or shares: the same whole numbers as engine blas has."""
     arrays = {name: to_layout(name, a, layout) for name, a in inputs(case, dtype="float32").items()}
-    mine, its = (steps("conv", arrays, start(case, backend, arrays, layout))[0] for backend in BOTH)
+    options = fn.Options(threads=threads)
+    mine, its = (steps("conv", arrays, start(case, backend, arrays, layout, options=options))[0] for backend in BOTH)
     for name, array in its.items():
         assert_array_equal(mine[name], array, err_msg=name)
 
@@ -110,17 +139,32 @@ def test_eight_threads_share_a_state_with_different_batches() -> None:
 def test_depthwise_takes_nothing_from_around_its_arrays(
     layout: str, stride: int, padding: int | tuple[int, int], channels: int
 ) -> None:
-    """x and dy are parts of arrays of NaN: a cell beyond them that reached a result would show."""
     for size in ((9, 70), (20, 7), (3, 3)):
         case = conv((2, channels, *size), (channels, 1, 3, 2), padding=padding, stride=stride, groups=channels)
-        arrays = {name: to_layout(name, a, layout) for name, a in inputs(case, dtype="float32").items()}
-        around = {name: _surrounded(a) if name in ("x", "dy") else a for name, a in arrays.items()}
-        mine, its = (
-            steps("conv", values, start(case, backend, values, layout))[0]
-            for backend, values in zip(BOTH, (around, arrays), strict=True)
-        )
-        for name, array in its.items():
-            assert_array_equal(mine[name], array, err_msg=name)
+        _assert_the_same_within_nan(case, layout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("options", [{}, {"padding": 1, "stride": 2}], ids=["plain", "strided"])
+@pytest.mark.parametrize(("inputs_", "outputs"), [(3, 32), (32, 3), (20, 32), (16, 64)])
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 2)])
+def test_dense_takes_nothing_from_around_its_arrays(
+    layout: str, options: dict[str, Any], inputs_: int, outputs: int, kernel: tuple[int, int]
+) -> None:
+    for size in ((6, 35), (11, 7)):
+        _assert_the_same_within_nan(conv((2, inputs_, *size), (outputs, inputs_, *kernel), **options), layout)
+
+
+def _assert_the_same_within_nan(case: Case, layout: str) -> None:
+    """x and dy are parts of arrays of NaN: a cell beyond them that reached a result would show."""
+    arrays = {name: to_layout(name, a, layout) for name, a in inputs(case, dtype="float32").items()}
+    around = {name: _surrounded(a) if name in ("x", "dy") else a for name, a in arrays.items()}
+    mine, its = (
+        steps("conv", values, start(case, backend, values, layout))[0]
+        for backend, values in zip(BOTH, (around, arrays), strict=True)
+    )
+    for name, array in its.items():
+        assert_array_equal(mine[name], array, err_msg=name)
 
 
 def _surrounded(a: np.ndarray) -> np.ndarray:
@@ -128,6 +172,15 @@ def _surrounded(a: np.ndarray) -> np.ndarray:
     part = whole[(slice(2, -2),) * a.ndim]
     part[...] = a
     return part
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mprotect")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_kernel_leaves_its_arrays(layout: str) -> None:
+    """Memory before and behind x, weight, bias, dy and argmax may not be touched: a process of its own would die of it."""
+    script = str(Path(__file__).with_name("guards.py"))
+    done = subprocess.run([sys.executable, script, layout], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.returncode, done.stdout[-300:], done.stderr[-3000:])
 
 
 ORDERS = {

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import mmap
-import sys
 from typing import Any
 
 import numpy as np
@@ -61,41 +58,6 @@ def test_the_cut_into_tasks_does_not_show(make: Any, dtype: str, layout: str, mo
     for other in results[1:]:
         for name, array in results[0].items():
             assert_array_equal(other[name], array, err_msg=name)
-
-
-def guarded(a: np.ndarray, end: bool) -> np.ndarray:
-    """A copy that ends (or begins) at memory that no one may read."""
-    page = mmap.PAGESIZE
-    pages = -(-a.nbytes // page) + 2
-    memory = mmap.mmap(-1, pages * page)
-    base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    protect = ctypes.CDLL(None, use_errno=True).mprotect
-    for i in (0, pages - 1):
-        assert protect(ctypes.c_void_p(base + i * page), ctypes.c_size_t(page), 0) == 0
-    offset = (pages - 1) * page - a.nbytes if end else page
-    copy: np.ndarray = np.frombuffer(memory, a.dtype, a.size, offset).reshape(a.shape)
-    copy[...] = a
-    return copy
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="mprotect")
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("end", [True, False])
-@pytest.mark.parametrize("make", POOLS)
-def test_nothing_beside_the_arrays_is_read(make: Any, end: bool, layout: str) -> None:
-    """Vectors run over the ends of rows where the next row lies behind, but never out of the array."""
-    for width in (1, 2, 5, 13, 16, 17, 40, 66):
-        for stride, spread in ((1, 1), (2, 1), (1, 2)):
-            case = make("guard", (1, 5, 3, width), (2, 5), stride=(1, stride), padding=((1, 0), (2, 2)))
-            arrays, wanted = exact(case)
-            x = to_layout("x", arrays["x"], layout)
-            x = guarded(np.repeat(x, spread, -1)[..., : spread * x.shape[-1] - spread + 1], end)[..., ::spread]
-            y, state = getattr(fn, case.op)(x, start(case, JIT, {"x": x}, layout))
-            assert_array_equal(y, to_layout("y", wanted["y"], layout))
-            if make is max_pool:
-                state = dataclasses.replace(state, argmax=guarded(state.argmax, end))
-            dy = guarded(to_layout("dy", arrays["dy"], layout), end)
-            assert_array_equal(getattr(fn, f"{case.op}_backward")(dy, state), to_layout("dx", wanted["dx"], layout))
 
 
 @pytest.mark.parametrize("case", [MIXED_MAX[0], MIXED_AVG[0]], ids=str)
