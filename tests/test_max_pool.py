@@ -162,6 +162,28 @@ def test_an_argmax_of_ones_own_is_obeyed(backend: Backend) -> None:
     assert_array(backend, got, wanted, backend.widest_float)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_argmax_of_ones_own_may_name_any_cell_of_the_input_and_none_of_the_padding(layout: str) -> None:
+    x = to_layout("x", np.zeros((1, 2, 2, 4, 3)), layout)
+    kernel, strides, dilation, low = (2, 3, 2), (1, 2, 1), (1, 2, 3), (1, 3, 2)
+    state = fn.max_pool_init(
+        x, kernel, stride=strides, dilation=dilation, padding=((1, 0), (3, 2), (2, 3)), layout=layout
+    )
+    y, state = fn.max_pool(x, state)
+    windows = y.shape[2:] if layout == "channels_first" else y.shape[1:-1]
+    for window in np.ndindex(*windows):
+        for number, taps in enumerate(np.ndindex(*kernel)):
+            cell = np.array(window) * strides - low + np.array(taps) * dilation
+            argmax = state.argmax.copy()
+            argmax[(0, 1, *window) if layout == "channels_first" else (0, *window, 1)] = number
+            own = dataclasses.replace(state, argmax=argmax)
+            if (cell >= 0).all() and (cell < (2, 4, 3)).all():
+                fn.max_pool_backward(y, own)
+            else:
+                with pytest.raises(fn.StateError, match="got a cell of the padding"):
+                    fn.max_pool_backward(y, own)
+
+
 @pytest.mark.parametrize(("side", "dtype"), [(16, "uint8"), (17, "uint16"), (257, "uint32")])
 def test_argmax_takes_the_smallest_type_that_numbers_the_window(backend: Backend, side: int, dtype: str) -> None:
     """A window of 16 x 16 fits a byte: its last cell is 255."""

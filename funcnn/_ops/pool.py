@@ -386,14 +386,19 @@ def _check_argmax_values(function: str, argmax: np.ndarray, spec: MaxPoolSpec) -
         inner //= axis.kernel
         first = min(axis.out, -(-axis.lo // axis.stride))
         last = max(first, (axis.size - axis.span + axis.lo) // axis.stride + 1)
-        for border in (range(first), range(last, axis.out)):
-            if not border:
-                continue
-            part = argmax[(slice(None),) * (i + 2) + (slice(border.start, border.stop),)]
-            window = np.arange(border.start, border.stop).reshape((-1,) + (1,) * (len(spec.axes) - 1 - i))
-            cell = window * axis.stride - axis.lo + (part // inner % axis.kernel).astype(np.int64) * axis.dilation
-            if cell.min() < 0 or cell.max() >= axis.size:
+        for window in (*range(first), *range(last, axis.out)):
+            part = argmax[(slice(None),) * (i + 2) + (window,)].ravel("K")
+            lowest, highest = _extreme_taps(part, inner, axis.kernel, spec.taps)
+            start = window * axis.stride - axis.lo
+            if start + lowest * axis.dilation < 0 or start + highest * axis.dilation >= axis.size:
                 raise StateError(
                     f"{function}: state.argmax must name cells of the input, got a cell of the padding "
                     f"on spatial axis {i}"
                 )
+
+
+def _extreme_taps(argmax: np.ndarray, inner: int, kernel: int, taps: int) -> tuple[int, int]:
+    """The least and the largest tap on an axis with `inner` cells of the kernel behind each."""
+    if inner * kernel < taps:  # what outer axes add; NumPy has vector code for // but not for %
+        argmax = argmax - argmax // (inner * kernel) * (inner * kernel)
+    return int(argmax.min()) // inner, int(argmax.max()) // inner
