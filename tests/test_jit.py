@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -270,10 +271,11 @@ for (c, o, g), order, dtype in itertools.product([(5, 9, 1), (6, 6, 6)], "CF", [
 """
 
 
-def python(code: str, **environment: str) -> str:
+def python(code: str, folder: Path | None = None, **environment: str) -> str:
     result = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-c", code],
+        cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -316,6 +318,30 @@ print(hits, misses, text.count("fmuladd"))
     hit, miss = ["1", "0"], ["0", "1"]
     assert [r[:2] for r in runs] == [miss, hit, miss, hit, hit]
     assert runs[0][2] != runs[2][2]  # multiply-adds of the two that were compiled
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the user's cache folder lies elsewhere")
+def test_a_package_that_cannot_be_written_to_has_its_kernels_in_the_users_folder(tmp_path: Path) -> None:
+    """And where there is no such folder either, every process compiles them for itself."""
+    package = tmp_path / "site" / "funcnn"
+    shutil.copytree(Path(fn.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in (package, *(path for path in package.rglob("*") if path.is_dir())):
+        (folder / "__pycache__").touch()  # a file in place of the folder stops root, too
+    code = """
+import numpy as np, funcnn as fn
+x = np.ones((1, 2, 9, 9), np.float32)
+state = fn.conv_init(x, np.ones((2, 1, 3, 3), np.float32), groups=2, engine="jit")
+y, _ = fn.conv(x, np.ones((2, 1, 3, 3), np.float32), None, state)
+stats = state.plan.core.first.stats
+print(fn.__file__, (y == 9).all(), stats.cache_path, sum(stats.cache_hits.values()))
+"""
+    results = []
+    for home in (tmp_path, tmp_path, Path(os.devnull)):
+        unset = {"NUMBA_CACHE_DIR": "", "XDG_CACHE_HOME": str(home / "cache")}
+        results.append(python(code, tmp_path, PYTHONPATH=str(package.parent), HOME=str(home), **unset).split())
+    imported = str(package / "__init__.py")
+    users = next((tmp_path / "cache" / "numba").iterdir())
+    assert results == [[imported, "True", str(users), hits] for hits in "01"] + [[imported, "True", "None", "0"]]
 
 
 def test_several_processes_start_at_once(tmp_path: Path) -> None:

@@ -12,11 +12,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from funcnn._engines._order import LAST, Array
 from funcnn._engines._threads import ranges
-from funcnn._engines.jit._kernels import kernel
+from funcnn._engines.jit._kernels import kernel, njit
 from funcnn._engines.jit._simd import add, load, load_first, store, store_first
 from funcnn._engines.jit._view import Block, Steps, address_of
 from funcnn._scratch import scratch

@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from funcnn._engines._hash import M1, M2, SALT, base_key, mix, threshold
 from funcnn._engines._order import Array
 from funcnn._engines._protocol import DropoutPlan
 from funcnn._engines._threads import run_all
-from funcnn._engines.jit._kernels import kernel
+from funcnn._engines.jit._kernels import kernel, njit
 from funcnn._engines.jit._pool_kernels import lanes_in_block, part, put
 from funcnn._engines.jit._simd import (
     CODES,

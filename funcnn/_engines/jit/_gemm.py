@@ -15,9 +15,10 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
+from funcnn._engines.jit._kernels import njit
 from funcnn._engines.jit._simd import (
     I64,
     address,

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numba
+
 from funcnn._engines.jit import _simd
 
-__all__ = ["kernel"]
+__all__ = ["kernel", "njit"]
 
 
 @cache
@@ -16,3 +18,17 @@ def kernel(make: Callable[..., Any], dtype: str, *shape: int) -> Any:
     """make(code, item bytes, lanes, *shape, stamp): the compiled kernel of a dtype; `shape`: of a tile, if it has one."""
     lanes = _simd.lanes_of(dtype)
     return make(_simd.CODES[dtype], _simd.register_bytes() // lanes, lanes, *shape, _simd.stamp())
+
+
+def njit(signature: str | None = None, *, cache: bool = False, **options: Any) -> Callable[..., Any]:
+    """`numba.njit`, without a cache where neither the package's folder nor the user's own can be written to."""
+
+    def compiled(function: Callable[..., Any]) -> Any:
+        try:
+            return numba.njit(signature, cache=cache, **options)(function)
+        except RuntimeError as error:
+            if "no locator available" not in str(error):
+                raise
+            return numba.njit(signature, **options)(function)
+
+    return compiled

@@ -22,8 +22,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from funcnn._engines.jit._kernels import njit
 from funcnn._engines.jit._simd import (
     CODES,
     add,
