@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import os
 import shutil
 import subprocess
@@ -18,6 +19,9 @@ from numpy.testing import assert_array_equal
 from running import LAYOUTS, assert_results, run, start, steps, to_layout
 
 import funcnn as fn
+from funcnn._engines.jit._view import blocks, cut_for
+from funcnn._engines.jit._walk import forwards
+from funcnn._spec import Axis
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +119,16 @@ def test_blocks_of_rows(case: Case, threads: int, layout: str) -> None:
     mine, its = (steps("conv", arrays, start(case, backend, arrays, layout, options=options))[0] for backend in BOTH)
     for name, array in its.items():
         assert_array_equal(mine[name], array, err_msg=name)
+
+
+def test_several_images_or_planes_of_a_block_are_whole() -> None:
+    """Rows of dy that is read in place are taken to follow each other."""
+    walks = forwards((Axis(6, 3, 1, 1, 1, 1, 6), Axis(9, 3, 1, 1, 1, 1, 9), Axis(7, 3, 1, 1, 1, 1, 7)), False)
+    for n, parts, most in itertools.product(range(1, 40), range(1, 9), (700, 7000, 70000)):
+        cut = cut_for(n, walks, 100, parts, most)
+        assert cut.images == 1 or cut[1:] == (6, 9)
+        assert cut.planes == 1 or cut.rows == 9
+        assert len(blocks(n, walks, cut)) >= min(parts, 54 * n)
 
 
 def test_eight_threads_share_a_state_with_different_batches() -> None:
