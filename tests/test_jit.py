@@ -19,6 +19,7 @@ from numpy.testing import assert_array_equal
 from running import LAYOUTS, assert_results, run, start, steps, to_layout
 
 import funcnn as fn
+from funcnn._engines.jit import _kernels
 from funcnn._engines.jit._view import blocks, cut_for
 from funcnn._engines.jit._walk import forwards
 from funcnn._spec import Axis
@@ -356,6 +357,12 @@ print(fn.__file__, (y == 9).all(), stats.cache_path, sum(stats.cache_hits.values
     imported = str(package / "__init__.py")
     users = next((tmp_path / "cache" / "numba").iterdir())
     assert results == [[imported, "True", str(users), hits] for hits in "01"] + [[imported, "True", "None", "0"]]
+
+
+def test_every_kernel_can_do_without_a_cache() -> None:
+    """Only the package's own `njit` goes on where Numba finds no folder for it."""
+    sources = Path(_kernels.__file__).parent.glob("*.py")
+    assert [path.name for path in sources if "from numba import njit" in path.read_text()] == []
 
 
 def test_several_processes_start_at_once(tmp_path: Path) -> None:

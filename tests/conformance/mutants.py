@@ -376,6 +376,12 @@ COLUMNS = [
     ("few inputs: the last number of a run is not added", "load_first(start, rest, code, lanes)",
      "load_first(start, rest - 1, code, lanes)", "jit"),
 ]  # fmt: skip
+SUMS = [
+    ("channels-first sums forget the last number of a row", "length - i, code", "length - i - 1, code", "jit"),
+    ("channels-last sums take a register of the next pixel", "here - 3 * lanes", "here", "jit"),
+    ("channels-last sums lose a pixel of each lot", "min(p0 + most, last)", "min(p0 + most - 1, last)", "jit"),
+    ("channels-last sums take unevenly lying pixels in one go", "self.item and evenly(spread[..., 0])", "self.item", "jit"),
+]  # fmt: skip
 LANES = [
     ("depthwise: the weight gradient forgets the last place of a row", "len(places) - full, to", "len(places) - full - 1, to",
      "conv"),
@@ -434,6 +440,7 @@ SECTIONS = {
         ("_engines/jit/_dense.py", DENSE),
         ("_engines/jit/_gemm.py", GEMM),
         ("_engines/jit/_columns.py", COLUMNS),
+        ("_engines/jit/_sums.py", SUMS),
         ("_engines/jit/_lanes.py", LANES),
         ("_engines/jit/_conv.py", JIT_CONV),
         ("_engines/jit/_pool_tables.py", JIT_POOL_TABLES),

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from funcnn._engines._order import LAST, Array
 from funcnn._engines._threads import ranges, run_all
 from funcnn._engines.jit import _simd
-from funcnn._engines.jit._kernels import kernel
+from funcnn._engines.jit._kernels import kernel, njit
 from funcnn._engines.jit._simd import add, load, load_first, store, store_first, zeros
 from funcnn._engines.jit._view import address_of, evenly, steps_of
 
