@@ -6,8 +6,8 @@ strides and the logical index of the elements allow. The index is what is hashed
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from funcnn._engines._hash import M1, M2, SALT, base_key, mix, threshold
 from funcnn._engines._order import Array
 from funcnn._engines._protocol import DropoutPlan
-from funcnn._engines._threads import run_all
+from funcnn._engines._threads import ranges, run_all
 from funcnn._engines.jit._kernels import kernel, njit
 from funcnn._engines.jit._pool_kernels import lanes_in_block, part, put
 from funcnn._engines.jit._simd import (
@@ -168,24 +168,10 @@ class _Task(NamedTuple):
     cells: tuple[int, int]
 
 
-def _tasks(rows: int, lines: int, cells: int) -> Iterator[_Task]:
-    if lines * cells <= TASK_CELLS:
-        for together in _parts(rows, TASK_CELLS // (lines * cells)):
-            yield _Task(together, (0, lines), (0, cells))
-        return
-    for row in range(rows):
-        if cells <= TASK_CELLS:
-            for together in _parts(lines, TASK_CELLS // cells):
-                yield _Task((row, row + 1), together, (0, cells))
-            continue
-        for line in range(lines):
-            for piece in _parts(cells, TASK_CELLS):
-                yield _Task((row, row + 1), (line, line + 1), piece)
-
-
-def _parts(size: int, most: int) -> Iterator[tuple[int, int]]:
-    for lo in range(0, size, most):
-        yield lo, min(lo + most, size)
+def _tasks(rows: int, lines: int, cells: int) -> list[_Task]:
+    """Whole rows, or else whole lines of a row, or else elements of a line: as many as make a task."""
+    sizes = (rows, max(1, TASK_CELLS // (lines * cells))), (lines, max(1, TASK_CELLS // cells)), (cells, TASK_CELLS)
+    return [_Task(*parts) for parts in itertools.product(*(ranges(size, most) for size, most in sizes))]
 
 
 def _merged(shape: tuple[int, ...], x: Array, y: Array, mask: Array) -> Array:
@@ -252,7 +238,7 @@ class JitDropout(DropoutPlan):
         y = np.zeros_like(x, self.spec.dtype, subok=False)
         outermost = max(range(x.ndim), key=lambda axis: abs(y.strides[axis]))
         source, keep, target = (a.swapaxes(0, outermost) for a in (x, mask, y))
-        for lo, hi in _parts(len(target), max(1, TASK_CELLS * len(target) // max(1, x.size))):
+        for lo, hi in ranges(len(target), max(1, TASK_CELLS * len(target) // max(1, x.size))):
             self._multiply(source[lo:hi], keep[lo:hi], target[lo:hi])
         return y
 
@@ -282,4 +268,4 @@ class JitDropout(DropoutPlan):
                 key, least, self.scale,
             )  # fmt: skip
 
-        run_all(task, list(_tasks(len(mask), lines, int(axes[-1, 0]))), self.threads)
+        run_all(task, _tasks(len(mask), lines, int(axes[-1, 0])), self.threads)
