@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from funcnn._engines._order import LAST, Array
 from funcnn._engines._threads import ranges, run_all
 from funcnn._engines.jit import _simd
 from funcnn._engines.jit._dense import Dense
-from funcnn._engines.jit._kernels import kernel
+from funcnn._engines.jit._kernels import kernel, njit
 from funcnn._engines.jit._simd import (
     address,
     constant,
