@@ -22,8 +22,8 @@ from funcnn._spec import FLOAT_DTYPES, HALF_DTYPES, REAL_OF_COMPLEX, AvgPoolSpec
 
 __all__ = ["JitAvgPool", "JitMaxPool"]
 
-TASK_BYTES = 1 << 20  # of the larger array in one task: some 50 microseconds' work, and a bound for its scratch
-TASKS = 4  # a thread, where more bytes are there and no scratch is needed: a task costs 10 microseconds of Python
+TASK_BYTES = 1 << 20  # of the larger array in one task that needs scratch
+ALONE_BYTES = 4 << 20  # without scratch: what one thread does while it could be handed to another; else a task for each thread
 MEAN = -1  # in place of the code of the argmax
 
 
@@ -214,7 +214,7 @@ class _Passes:
         """Run tasks for all of a target. copied: they need scratch; cut: also for parts of one unit of it."""
         n, groups, rows, *_ = target.shape
         size = max(target.size, source.size) * self.real.itemsize
-        most = TASK_BYTES if copied else max(TASK_BYTES, size // (TASKS * self.threads))
+        most = TASK_BYTES if copied else max(ALONE_BYTES, -(-size // self.threads))
         run_all(run, list(_tasks((n, groups, rows), size // (n * groups), most, cut)), self.threads)
 
     def _geometry(self, order: str, back: bool) -> Geometry:
