@@ -216,7 +216,8 @@ class Dense(Maps):
 
     def _convolve(self, walks: Pass, x: Array, weight: Array, bias: Array, y: Array, order: str) -> None:
         """Write the cells of y of one pass; weight (G, M, C, *k), bias (G * M)."""
-        walks, x, y = merged(walks, x, y)
+        if order == FIRST:  # channels-last tiles take pixels from several rows
+            walks, x, y = merged(walks, x, y)
         parts = self._parts(len(x) * math.prod(walk.windows for walk in walks) * weight.size)
         channels, taps = weight.shape[2], math.prod(len(walk.taps) for walk in walks)
         zeros = order == LAST and channels * self.item >= LEAST_IN_PLACE and taps <= _gemm.MOST_TAPS
