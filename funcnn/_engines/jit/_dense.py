@@ -128,8 +128,9 @@ class Dense(Maps):
         # Slices of the pixels have a sum each, as many for every number of threads. Threads share the rows of a large sum.
         most = SLICES_BYTES // (groups * k_count * padded * self.item)
         slices = min(max(most, 1), max(2, y.size * k_count // SLICE_WORK))
+        slices = 1 << slices.bit_length() - 1  # a power of 2: three slices for two threads take as long as four
         shares = -(-parts // slices)
-        view = view_for(self.dtype, steps_of(x), walks, order, False)
+        view = view_for(self.dtype, steps_of(x), walks, order, apart=True)
         cut = cut_for(len(x), walks, view.row_numbers * inputs * self.item, slices)
         all_blocks = blocks(len(x), walks, cut)
         cuts = ranges(len(all_blocks), -(-len(all_blocks) // slices))
@@ -198,7 +199,7 @@ class Dense(Maps):
         matrix = matrix.reshape(1, columns.numbers, spec.outputs, *(1,) * len(spec.axes))
         parts = self._parts(y.size * columns.numbers)
         walks = three(tuple(single(a.out) for a in spec.axes))
-        view = view_for(self.dtype, steps_of(y), walks, order, False)
+        view = view_for(self.dtype, steps_of(y), walks, order)
         multiply = self._block_map(view, y, matrix, np.zeros(columns.numbers, self.dtype), columns.steps, order, parts)
 
         def task(target: Target) -> None:
@@ -221,7 +222,7 @@ class Dense(Maps):
         parts = self._parts(len(x) * math.prod(walk.windows for walk in walks) * weight.size)
         channels, taps = weight.shape[2], math.prod(len(walk.taps) for walk in walks)
         zeros = order == LAST and channels * self.item >= LEAST_IN_PLACE and taps <= _gemm.MOST_TAPS
-        view = view_for(self.dtype, steps_of(x), walks, order, False, zeros)
+        view = view_for(self.dtype, steps_of(x), walks, order, zeros=zeros)
         row = view.row_numbers * len(weight) * channels * self.item
         to, y_at = steps_of(y), address_of(y)
         if view.direct and order == LAST:  # threads share the blocks among themselves

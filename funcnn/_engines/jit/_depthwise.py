@@ -142,7 +142,7 @@ class Depthwise(Maps):
     def _convolve_first(self, walks: Pass, x: Array, weight: Array, bias: Array, y: Array, parts: int) -> None:
         groups, outputs, channels = weight.shape[:3]
         at, to = steps_of(x), steps_of(y)
-        view = view_for(self.dtype, at, walks, FIRST, True)
+        view = view_for(self.dtype, at, walks, FIRST, copies=True)
         own = self._blocks(view, channels)
         # Groups lie along the longer axis of a block; side by side in a row places have no cells in common.
         upright = size_of(own[0]).rows * self.lanes >= walks[2].windows
@@ -171,7 +171,7 @@ class Depthwise(Maps):
         images, groups = x.shape[:2]
         y = self._together(y, -1, FIRST)
         at, to = steps_of(x), steps_of(y)
-        view = view_for(self.dtype, at, walks, FIRST, True)
+        view = view_for(self.dtype, at, walks, FIRST, copies=True)
         padded = -(-self.spec.taps // TAPS) * TAPS
         sums = np.zeros((self.spec.outputs, padded, self.lanes), self.dtype)
 

@@ -221,16 +221,16 @@ def stage_first(code: int, item: int, lanes: int, stamp: int) -> Any:
 def stage_last(code: int, item: int, lanes: int, stamp: int) -> Any:
     """Kernel: rows of x, channels-last, into padded rows of `size` pixels."""
 
-    @njit("void(int64, int64[:, ::1], int64, int64)", nogil=True, cache=True)
-    def stage(x: int, axes: Any, to: int, size: int) -> None:
-        """axes: as in `stage_first`; the first cell of w is in axes[4, 2]."""
+    @njit("void(int64, int64[:, ::1], int64, int64, int64)", nogil=True, cache=True)
+    def stage(x: int, axes: Any, to: int, size: int, pixel: int) -> None:
+        """axes: as in `stage_first`; the first cell of w is in axes[4, 2]. pixel: bytes from pixel to pixel of a row."""
         stamp  # noqa: B018
         channels, c_stride = axes[0, 0], axes[0, 1]
         images, n_stride = axes[1, 0], axes[1, 1]
         planes, d_stride, d0, d_size = axes[2, 0], axes[2, 1], axes[2, 2], axes[2, 3]
         rows, h_stride, h0, h_size = axes[3, 0], axes[3, 1], axes[3, 2], axes[3, 3]
         w_stride, w0, w_size = axes[4, 1], axes[4, 2], axes[4, 3]
-        pixel = channels * item
+        own = channels * item
         lo = min(size, max(0, -w0))
         for n in range(images):
             for d in range(d0, d0 + planes):
@@ -239,11 +239,11 @@ def stage_last(code: int, item: int, lanes: int, stamp: int) -> Any:
                     hi = max(lo, min(size, w_size - w0)) if inside else lo
                     start = x + n * n_stride + d * d_stride + h * h_stride + (w0 + lo) * w_stride
                     fill_zero(to, lo * pixel)
-                    if c_stride == item and w_stride == pixel:
+                    if c_stride == item and w_stride == own == pixel:
                         copy(to + lo * pixel, start, (hi - lo) * pixel)
                     elif c_stride == item:
                         for i in range(lo, hi):
-                            copy(to + i * pixel, start + (i - lo) * w_stride, pixel)
+                            copy(to + i * pixel, start + (i - lo) * w_stride, own)
                     else:
                         for i in range(lo, hi):
                             for c in range(channels):

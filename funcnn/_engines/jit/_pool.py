@@ -23,7 +23,9 @@ from funcnn._spec import FLOAT_DTYPES, HALF_DTYPES, REAL_OF_COMPLEX, AvgPoolSpec
 __all__ = ["JitAvgPool", "JitMaxPool"]
 
 TASK_BYTES = 1 << 20  # of the larger array in one task that needs scratch
-ALONE_BYTES = 4 << 20  # without scratch: what one thread does while it could be handed to another; else a task for each thread
+ALONE_BYTES = (
+    4 << 20
+)  # without scratch: what one thread does while it could be handed to another; else a task for each thread
 MEAN = -1  # in place of the code of the argmax
 
 

@@ -22,6 +22,8 @@ from funcnn._scratch import scratch
 
 # Of the cells of one block: half of a 2 MB L2 cache. Smaller blocks cost more in Python than they save in the cache.
 STAGE_BYTES = 1 << 20
+# Bytes of a line of a cache.
+LINE = 64
 # Most cells of a row that `merged` makes of smaller ones.
 ROW_CELLS = 1 << 10
 
@@ -119,13 +121,23 @@ def evenly(a: Array) -> bool:
 class View:
     """The source of a pass as the kernels read it: in place, or block by block in padded rows (`copies`: always).
 
-    `zeros`: the kernel reads zeros where a window lies in padding, see `padding`. A copy has a register of slack at its end, so
-    that a vector of the last cells may read beyond them. A view holds no array: it is made once for the steps of
-    an array.
+    `zeros`: the kernel reads zeros where a window lies in padding, see `padding`. `apart`: the kernel reads a few numbers of
+    each of many pixels, whose distance in a copy shall not be a power of 2: a cache has few places for these. A copy has a
+    register of slack at its end, so that a vector of the last cells may read beyond them. A view holds no array: it is made
+    once for the steps of an array.
     """
 
-    def __init__(self, dtype: str, at: Steps, walks: Pass, order: str, copies: bool, zeros: bool = False) -> None:
-        self.at, self.walks, self.order, self.dtype = at, walks, order, dtype
+    def __init__(
+        self,
+        dtype: str,
+        at: Steps,
+        walks: Pass,
+        order: str,
+        copies: bool = False,
+        zeros: bool = False,
+        apart: bool = False,
+    ) -> None:
+        self.at, self.walks, self.order, self.dtype, self.apart = at, walks, order, dtype, apart
         self.item, self.lanes = np.dtype(dtype).itemsize, _simd.lanes_of(dtype)
         self.stage = kernel(stage_first if order == FIRST else stage_last, dtype)
         w = walks[2]
@@ -147,9 +159,14 @@ class View:
             pitch = self.row_numbers * self.item
             image = planes * rows * pitch
             return Steps(image, rows * pitch, pitch, self.item, here.images * image)
-        pixel = channels * self.item
+        pixel = self._pixel(channels)
         pitch = self.cells * pixel
         return Steps(planes * rows * pitch, rows * pitch, pitch, pixel, self.item)
+
+    def _pixel(self, channels: int) -> int:
+        """Bytes of a pixel of a copy, channels-last: if `apart`, an odd number of lines of the cache."""
+        pixel = channels * self.item
+        return (-(-pixel // LINE) | 1) * LINE if self.apart and pixel >= LINE else pixel
 
     def block(self, x: int, block: Block, channel: int, channels: int) -> tuple[int, int, Any]:
         """Address of the first tap of a block's first window, of x at an address; the end of its copy (0: in place); the copy.
@@ -164,7 +181,8 @@ class View:
             return base + d0 * at.d + h0 * at.h + w.start * at.w, 0, None
         here = size_of(block)
         planes, rows = d.span(here.planes), h.span(here.rows)
-        size = here.images * planes * rows * self.row_numbers * channels + self.lanes
+        pixel = self._pixel(channels) if self.order == LAST else channels * self.item
+        size = here.images * planes * rows * self.row_numbers * (pixel // self.item) + self.lanes
         cells = scratch("cells", (size,), self.dtype)
         staged = address_of(cells)
         axes = np.array(
@@ -179,7 +197,7 @@ class View:
         if self.order == FIRST:
             self.stage(base, axes, self.firsts, staged, self.cells)
         else:
-            self.stage(base, axes, staged, self.cells)
+            self.stage(base, axes, staged, self.cells, pixel)
         return staged, staged + size * self.item, cells
 
     def taps(self, source: Steps) -> Array:
