@@ -223,17 +223,33 @@ class Dense(Maps):
         channels, taps = weight.shape[2], math.prod(len(walk.taps) for walk in walks)
         zeros = order == LAST and channels * self.item >= LEAST_IN_PLACE and taps <= _gemm.MOST_TAPS
         view = view_for(self.dtype, steps_of(x), walks, order, zeros=zeros)
-        row = view.row_numbers * len(weight) * channels * self.item
-        to, y_at = steps_of(y), address_of(y)
-        if view.direct and order == LAST:  # threads share the blocks among themselves
-            most = STAGE_BYTES // 4 if self._resident(weight) else STAGE_BYTES
-            jobs, tables = _last_jobs(view, to, len(x), cut_for(len(x), walks, row, parts, most), len(weight), channels)
-            multiply, counter = self._last(view, x, weight, bias, to, parts), np.zeros(1, int)
-            run_all(lambda _: multiply(tables[0], jobs, counter, address_of(x), y_at), range(parts), parts)
+        if view.direct and order == LAST:
+            self._convolve_in_place(view, x, weight, bias, y, parts)
             return
+        to, y_at, row = steps_of(y), address_of(y), view.row_numbers * len(weight) * channels * self.item
         cut = cut_for(len(x), walks, row, *((2 * parts, IN_PLACE_BYTES) if view.direct else (parts, STAGE_BYTES)))
         run = self._block_map(view, x, weight, bias, to, order, parts)
         run_all(lambda block: run(block, y_at + target_of(to, walks, block)), blocks(len(x), walks, cut), parts)
+
+    def _convolve_in_place(self, view: View, x: Array, weight: Array, bias: Array, y: Array, parts: int) -> None:
+        """A channels-last pass that copies nothing."""
+        groups, outputs, channels = weight.shape[:3]
+        to, x_at, y_at = steps_of(y), address_of(x), address_of(y)
+        most = STAGE_BYTES // 4 if self._resident(weight) else STAGE_BYTES
+        cut = cut_for(len(x), view.walks, view.row_numbers * groups * channels * self.item, parts, most)
+        jobs, tables = _last_jobs(view, to, len(x), cut, groups, channels)
+        if groups > 1 or self._resident(weight) or weight.size <= x.size:  # threads share the blocks
+            multiply, counter = self._last(view, x, weight, bias, to, parts), np.zeros(1, int)
+            run_all(lambda _: multiply(tables[0], jobs, counter, x_at, y_at), range(parts), parts)
+            return
+
+        def task(o: int) -> None:  # each thread packs the weights that it needs, just before it does
+            own = slice(o, o + wide)
+            multiply = self._last(view, x, weight[:, own], bias[own], to, 1)
+            multiply(tables[0], jobs, np.zeros(1, int), x_at, y_at + o * to.c)
+
+        wide = self.tile[LAST].nv * self.lanes
+        run_all(task, range(0, outputs, wide), parts)
 
     def _block_map(
         self, view: View, x: Array, weight: Array, bias: Array, to: Steps, order: str, parts: int
