@@ -46,9 +46,9 @@ __all__ = ["Winograd", "fits"]
 SQUARE = 16
 # Where it wins. The transforms of cells are work for each channel, not for each pair of channels; those of weights are work for
 # each pair, to be shared by many squares.
-LEAST_CHANNELS, MOST_PAIRS, LEAST_SQUARES = 64, 1 << 16, 256
+LEAST_CHANNELS, MOST_PAIRS, LEAST_SQUARES = 96, 1 << 16, 256
 # Of the transformed squares that are multiplied together: they and their products stay in the L2 cache.
-SQUARES_BYTES = 3 << 18
+SQUARES_BYTES = 1 << 20
 
 
 def fits(spec: ConvSpec, dtype: str) -> bool:
@@ -101,12 +101,13 @@ class Winograd(Dense):
             v = scratch("squares", (SQUARE, rows * across * channels + self.lanes), self.dtype)
             m = scratch("products", (SQUARE, rows * across * outputs + self.lanes), self.dtype)
             dump = scratch("dump", (max(wide, outputs),), self.dtype)
+            counter = np.zeros(1, int)
             v_at, m_at, dump_at, zeros = (address_of(a) for a in (v, m, dump, nothing))
             for n, (r0, r1) in jobs[slice(*part)]:
                 squares = (r1 - r0) * across
-                pixels = _pixels(squares, channels * self.item, outputs * self.item)
                 self.to_squares(x_at + n * at.n, cells, r0, r1, across, channels, zeros, v_at, v.strides[0])
-                job, counter = np.array([(0, 0, address_of(pixels), squares)]), np.zeros(1, int)
+                job, _ = _job(squares, channels * self.item, outputs * self.item)
+                counter[0] = 0
                 multiply(
                     SQUARE, job, address_of(counter), v_at, v.strides[0], single, single, channels, 0, 0,
                     address_of(packed), outputs, m_at, m.strides[0], 0, zeros, zeros, dump_at,
@@ -134,9 +135,10 @@ class Winograd(Dense):
 
 
 @lru_cache(1024)
-def _pixels(count: int, x_step: int, y_step: int) -> Array:
-    """The table of pixels of `convolve_last` for squares side by side."""
-    return np.multiply.outer([x_step, y_step, 0], np.arange(count))
+def _job(count: int, x_step: int, y_step: int) -> tuple[Array, Array]:
+    """Squares side by side as a job of `convolve_last`, and its table of pixels."""
+    pixels = np.multiply.outer([x_step, y_step, 0], np.arange(count))
+    return np.array([(0, 0, address_of(pixels), count)]), pixels
 
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
