@@ -309,10 +309,10 @@ def test_narrower_cpus(cpu: str, tmp_path: Path) -> None:
     width, forbidden = CPUS[cpu]
     check = f"""
 import re
-from funcnn._engines.jit import _gemm, _simd
+from funcnn._engines.jit import _gemm, _host
 from funcnn._engines.jit._dense import tiles
 from funcnn._engines.jit._kernels import kernel
-assert _simd.register_bytes() == {width} and _simd.registers() == 16
+assert _host.register_bytes() == {width} and _host.registers() == 16
 text = next(iter(kernel(_gemm.weight_gradient, "float32", *tiles()[1]).inspect_asm().values()))
 assert not re.search(r"{forbidden}", text)
 assert ("vfmadd" in text) == ({cpu!r} == "haswell")

@@ -16,7 +16,13 @@ import numpy as np
 from funcnn._engines._order import LAST, Array
 from funcnn._engines._threads import ranges
 from funcnn._engines.jit._kernels import kernel, njit
-from funcnn._engines.jit._simd import add, load, load_first, store, store_first
+from funcnn._engines.jit._simd import (
+    add,
+    load,
+    load_first,
+    store,
+    store_first,
+)
 from funcnn._engines.jit._view import Block, Steps, address_of
 from funcnn._scratch import scratch
 from funcnn._spec import Axis, ConvSpec

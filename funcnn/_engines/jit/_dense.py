@@ -20,7 +20,7 @@ from numpy.lib.array_utils import byte_bounds
 
 from funcnn._engines._order import FIRST, LAST, Array
 from funcnn._engines._threads import ranges, run_all
-from funcnn._engines.jit import _gemm, _simd
+from funcnn._engines.jit import _gemm, _host
 from funcnn._engines.jit._columns import Target, columns_for, fits
 from funcnn._engines.jit._kernels import kernel
 from funcnn._engines.jit._maps import Maps
@@ -77,7 +77,7 @@ class Tile(NamedTuple):
 
 def tiles() -> tuple[Tile, Tile]:
     """Tiles for pixels as vectors and for channels as vectors: 24 and 28 sums of 32 registers, or 12 of 16."""
-    return (Tile(8, 3), Tile(14, 2)) if _simd.registers() == 32 else (Tile(4, 3), Tile(6, 2))
+    return (Tile(8, 3), Tile(14, 2)) if _host.registers() == 32 else (Tile(4, 3), Tile(6, 2))
 
 
 class _Weights(NamedTuple):

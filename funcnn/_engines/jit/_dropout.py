@@ -16,10 +16,12 @@ from funcnn._engines._hash import M1, M2, SALT, base_key, mix, threshold
 from funcnn._engines._order import Array
 from funcnn._engines._protocol import DropoutPlan
 from funcnn._engines._threads import ranges, run_all
+from funcnn._engines.jit._host import (
+    CODES,
+)
 from funcnn._engines.jit._kernels import kernel, njit
 from funcnn._engines.jit._pool_kernels import lanes_in_block, part, put
 from funcnn._engines.jit._simd import (
-    CODES,
     add,
     every_lane,
     exclusive_or,

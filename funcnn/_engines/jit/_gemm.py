@@ -18,31 +18,33 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from funcnn._engines.jit._kernels import njit
-from funcnn._engines.jit._simd import (
+from funcnn._engines.jit._ir import (
     I64,
-    address,
     constant,
-    copy,
     element,
     entry_of,
-    fill_zero,
     first_lanes,
+    masked_load,
+    masked_store,
+    multiply_add,
+    plain_load,
+    pointer,
+    prefetch,
+    splatted,
+)
+from funcnn._engines.jit._kernels import njit
+from funcnn._engines.jit._simd import (
+    address,
+    copy,
+    fill_zero,
     gather,
     load,
     load_between,
     load_even,
     load_first,
-    masked_load,
-    masked_store,
-    multiply_add,
     number,
-    plain_load,
-    pointer,
-    prefetch,
     read,
     splat,
-    splatted,
     store,
     store_first,
     table,
@@ -164,7 +166,7 @@ def tile(
 
 
 # ---- kernels. Each is made for one dtype (code, item bytes) and register width; all sizes and strides are arguments, in bytes
-# where they are distances. `stamp` stands in each closure for Numba's cache, see `_simd.stamp`.
+# where they are distances. `stamp` stands in each closure for Numba's cache, see `_host.stamp`.
 
 
 def stage_first(code: int, item: int, lanes: int, stamp: int) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numba
 
-from funcnn._engines.jit import _simd
+from funcnn._engines.jit import _host
 
 __all__ = ["kernel", "njit"]
 
@@ -16,8 +16,8 @@ __all__ = ["kernel", "njit"]
 @cache
 def kernel(make: Callable[..., Any], dtype: str, *shape: int) -> Any:
     """make(code, item bytes, lanes, *shape, stamp): the compiled kernel of a dtype; `shape`: of a tile, if it has one."""
-    lanes = _simd.lanes_of(dtype)
-    return make(_simd.CODES[dtype], _simd.register_bytes() // lanes, lanes, *shape, _simd.stamp())
+    lanes = _host.lanes_of(dtype)
+    return make(_host.CODES[dtype], _host.register_bytes() // lanes, lanes, *shape, _host.stamp())
 
 
 def njit(signature: str | None = None, *, cache: bool = False, **options: Any) -> Callable[..., Any]:

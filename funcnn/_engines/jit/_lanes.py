@@ -19,26 +19,28 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from funcnn._engines.jit._kernels import njit
-from funcnn._engines.jit._simd import (
+from funcnn._engines.jit._ir import (
     I64,
-    address,
     constant,
     element,
     entry_of,
-    even,
     first_lanes,
-    item_in,
-    lanes_in,
-    load,
-    load_like,
-    load_strided,
     masked_load,
     masked_store,
     multiply_add,
     plain_load,
     plain_store,
     splatted,
+)
+from funcnn._engines.jit._kernels import njit
+from funcnn._engines.jit._simd import (
+    address,
+    even,
+    item_in,
+    lanes_in,
+    load,
+    load_like,
+    load_strided,
     store,
     store_alternate,
     store_first,

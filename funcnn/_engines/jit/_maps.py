@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from funcnn._engines._order import Array, allocate
-from funcnn._engines.jit import _simd
+from funcnn._engines.jit import _host
 from funcnn._engines.jit._gemm import stage_first, stage_last
 from funcnn._engines.jit._kernels import kernel
 from funcnn._engines.jit._walk import Pass, Walk, backwards, forwards, three
@@ -28,7 +28,7 @@ class Maps(ABC):
     def __init__(self, spec: ConvSpec, dtype: str, threads: int) -> None:
         self.spec, self.dtype, self.threads = spec, dtype, threads
         self.item = np.dtype(dtype).itemsize
-        self.lanes = _simd.lanes_of(dtype)
+        self.lanes = _host.lanes_of(dtype)
         for make in (stage_first, stage_last):  # a call compiles nothing
             kernel(make, dtype)
 

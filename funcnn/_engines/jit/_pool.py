@@ -12,10 +12,12 @@ import numpy as np
 from funcnn._engines._order import FIRST, LAST, Array, allocate, memory_order
 from funcnn._engines._protocol import AvgPoolPlan, MaxPoolPlan
 from funcnn._engines._threads import ranges, run_all
+from funcnn._engines.jit._host import (
+    CODES,
+)
 from funcnn._engines.jit._kernels import kernel
 from funcnn._engines.jit._pool_kernels import pool, scatter, spread
 from funcnn._engines.jit._pool_tables import Geometry, lifted
-from funcnn._engines.jit._simd import CODES
 from funcnn._engines.jit._view import address_of
 from funcnn._scratch import scratch
 from funcnn._spec import FLOAT_DTYPES, HALF_DTYPES, REAL_OF_COMPLEX, AvgPoolSpec, MaxPoolSpec

@@ -23,9 +23,11 @@ from typing import Any
 
 import numpy as np
 
+from funcnn._engines.jit._host import (
+    CODES,
+)
 from funcnn._engines.jit._kernels import njit
 from funcnn._engines.jit._simd import (
-    CODES,
     add,
     beats,
     bytes_of,

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from funcnn._engines._order import FIRST, Array
+from funcnn._engines.jit._host import (
+    lanes_of,
+)
 from funcnn._engines.jit._pool_kernels import WORDS, lanes_in_block
-from funcnn._engines.jit._simd import lanes_of
 from funcnn._engines.jit._view import address_of
 from funcnn._spec import AvgPoolSpec, Axis, MaxPoolSpec, ceil_div
 

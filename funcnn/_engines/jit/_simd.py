@@ -9,45 +9,59 @@ flag or byte order would be one more type to compile for.
 
 from __future__ import annotations
 
-import platform
-import zlib
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils, config
+from numba.core import cgutils
 from numba.core.datamodel import models
 from numba.extending import intrinsic, register_model
 from numba.np.arrayobj import populate_array
 
+from funcnn._engines.jit._host import (
+    CODES,
+    NAMES,
+    bits,
+)
+from funcnn._engines.jit._ir import (
+    I1,
+    I32,
+    I64,
+    call_intrinsic,
+    constant,
+    element,
+    first_lanes,
+    gathered,
+    is_float,
+    mangled,
+    masked_load,
+    masked_store,
+    multiply_add,
+    plain_load,
+    plain_store,
+    pointer,
+    splatted,
+)
+
 __all__ = [
-    "CODES",
     "add",
     "address",
     "beats",
     "bytes_of",
-    "constant",
     "copy",
     "divide",
-    "element",
     "equal",
     "even",
     "every_lane",
     "exclusive_or",
     "fill_zero",
-    "first_lanes",
     "fma",
     "gather",
-    "gathered",
     "greater",
     "item_in",
     "joined",
     "lanes_in",
-    "lanes_of",
     "lanes_ramp",
     "load",
     "load_between",
@@ -59,16 +73,11 @@ __all__ = [
     "lowest_like",
     "mask_like",
     "multiply",
-    "multiply_add",
     "number",
     "pairs_high",
     "pairs_low",
-    "pointer",
-    "prefetch",
     "quarter",
     "read",
-    "register_bytes",
-    "registers",
     "resized",
     "select",
     "shift_right",
@@ -87,86 +96,13 @@ __all__ = [
     "zeros_like",
 ]
 
-I64, I32, I1 = ir.IntType(64), ir.IntType(32), ir.IntType(1)
-
-CODES = {
-    name: code
-    for code, name in enumerate(
-        ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
-    )
-}
-_NAMES = list(CODES)
-
-
-# ---- the host --------------------------------------------------------------------------------------------------------
-
-
-@cache
-def register_bytes() -> int:
-    """Bytes of the widest vector register of the CPU that Numba compiles for."""
-    features = set(_cpu_features())
-    if "avx512f" in features:
-        return 64
-    return 32 if "avx2" in features else 16
-
-
-def registers() -> int:
-    """Vector registers of that CPU: 32 with AVX-512 and on ARM, else 16."""
-    return 32 if register_bytes() == 64 or platform.machine().lower() in ("arm64", "aarch64") else 16
-
-
-def _cpu_features() -> list[str]:
-    """Features that Numba compiles with: of the host, or of NUMBA_CPU_NAME and NUMBA_CPU_FEATURES."""
-    if config.CPU_FEATURES is not None:
-        return [f[1:] for f in config.CPU_FEATURES.split(",") if f.startswith("+")]
-    if config.CPU_NAME not in (None, "host"):
-        return _FEATURES_OF.get(config.CPU_NAME, [])
-    return [name for name, present in llvm.get_host_cpu_features().items() if present]
-
-
-# What a named CPU has, where it stands in for the host in tests.
-_FEATURES_OF = {"haswell": ["avx2", "fma"], "skylake": ["avx2", "fma"], "skylake-avx512": ["avx512f", "avx2", "fma"]}
-
-
-def lanes_of(dtype: str) -> int:
-    """Numbers of a dtype in a register."""
-    return register_bytes() * 8 // _bits(CODES[dtype])
-
-
-@cache
-def stamp() -> int:
-    """Checksum of this package's sources: a literal in every kernel, for Numba's cache does not see what a kernel calls."""
-    here = Path(__file__).parent
-    return zlib.crc32(b"".join(path.read_bytes() for path in sorted(here.glob("*.py"))))
-
-
-# ---- types -----------------------------------------------------------------------------------------------------------
-
-
-def _bits(code: int) -> int:
-    return (
-        1 if _NAMES[code] == "bool" else int(_NAMES[code].removeprefix("u").removeprefix("int").removeprefix("float"))
-    )
-
-
-def is_float(code: int) -> bool:
-    """Whether a code is that of a float dtype."""
-    return _NAMES[code].startswith("float")
-
-
-def element(code: int) -> Any:
-    """LLVM type of one number."""
-    if _NAMES[code] == "float32":
-        return ir.FloatType()
-    return ir.DoubleType() if _NAMES[code] == "float64" else ir.IntType(_bits(code))
-
 
 class Vector(types.Type):
     """Numba type of a vector; code -> dtype, lanes."""
 
     def __init__(self, code: int, lanes: int) -> None:
         self.code, self.lanes = code, lanes
-        super().__init__(name=f"Vector({_NAMES[code]}, {lanes})")
+        super().__init__(name=f"Vector({NAMES[code]}, {lanes})")
 
     @property
     def llvm(self) -> Any:
@@ -181,105 +117,8 @@ class _VectorModel(models.PrimitiveModel):
 
 def scalar_type(code: int) -> Any:
     """Numba type of one number."""
-    return getattr(types, _NAMES[code] if _NAMES[code] != "bool" else "boolean")
+    return getattr(types, NAMES[code] if NAMES[code] != "bool" else "boolean")
 
-
-# ---- pieces of LLVM code, also for intrinsics elsewhere --------------------------------------------------------------
-
-
-def constant(value: int) -> Any:
-    """An i64 constant."""
-    return ir.Constant(I64, value)
-
-
-def pointer(builder: Any, address: Any, kind: Any) -> Any:
-    """An address (i64) as a pointer to a type."""
-    return builder.inttoptr(address, kind.as_pointer())
-
-
-def call_intrinsic(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
-    """Call an LLVM intrinsic by its mangled name."""
-    kind = ir.FunctionType(result, [a.type for a in args])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
-
-
-def splatted(builder: Any, value: Any, lanes: int) -> Any:
-    """A number in every lane."""
-    vector = ir.VectorType(value.type, lanes)
-    one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(I32, 0))
-    return builder.shuffle_vector(
-        one, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
-    )
-
-
-def first_lanes(builder: Any, count: Any, lanes: int) -> Any:
-    """Mask of the first `count` (i64) lanes; any count, also below 0 and above `lanes`."""
-    for sign, limit in (("<", 0), (">", lanes)):  # as a narrow number it is compared in one register
-        count = builder.select(builder.icmp_signed(sign, count, constant(limit)), constant(limit), count)
-    numbers = ir.Constant(ir.VectorType(I32, lanes), list(range(lanes)))
-    return builder.icmp_signed("<", numbers, splatted(builder, builder.trunc(count, I32), lanes))
-
-
-def mangled(kind: Any) -> str:
-    """LLVM's name part of a vector type: v16f32."""
-    number = kind.element
-    name = {ir.FloatType: "f32", ir.DoubleType: "f64"}.get(type(number)) or f"i{number.width}"
-    return f"v{kind.count}{name}"
-
-
-def masked_load(builder: Any, address: Any, kind: Any, mask: Any, other: Any = None) -> Any:
-    """Vector at an address where the mask is set, `other` (or 0) elsewhere; nothing else is read."""
-    other = ir.Constant(kind, None) if other is None else other
-    args = [pointer(builder, address, kind), ir.Constant(I32, 1), mask, other]
-    return call_intrinsic(builder, f"llvm.masked.load.{mangled(kind)}.p0", kind, args)
-
-
-def masked_store(builder: Any, address: Any, vector: Any, mask: Any) -> None:
-    """Write the lanes of a vector where the mask is set."""
-    args = [vector, pointer(builder, address, vector.type), ir.Constant(I32, 1), mask]
-    call_intrinsic(builder, f"llvm.masked.store.{mangled(vector.type)}.p0", ir.VoidType(), args)
-
-
-def gathered(builder: Any, address: Any, step: Any, count: Any, kind: Any) -> Any:
-    """Vector of `count` numbers that lie `step` bytes apart, 0 in the other lanes; nothing else is read."""
-    n = kind.count
-    offsets = builder.mul(splatted(builder, step, n), ir.Constant(ir.VectorType(I64, n), list(range(n))))
-    places = builder.add(splatted(builder, address, n), offsets)
-    places = builder.inttoptr(places, ir.VectorType(kind.element.as_pointer(), n))
-    args = [places, I32(1), first_lanes(builder, count, n), ir.Constant(kind, None)]
-    return call_intrinsic(builder, f"llvm.masked.gather.{mangled(kind)}.v{n}p0", kind, args)
-
-
-def plain_load(builder: Any, address: Any, kind: Any) -> Any:
-    """Value or vector at any address."""
-    return builder.load(pointer(builder, address, kind), typ=kind, align=1)
-
-
-def plain_store(builder: Any, address: Any, value: Any) -> None:
-    """Write a value or vector to any address."""
-    builder.store(value, pointer(builder, address, value.type), align=1)
-
-
-def prefetch(builder: Any, address: Any, write: bool) -> None:
-    """Ask for a cache line, to be read or written; an address of no memory does nothing."""
-    to = pointer(builder, address, ir.IntType(8))
-    numbers = [I32(int(write)), I32(3), I32(1)]  # of most use again; data, not code
-    call_intrinsic(builder, "llvm.prefetch.p0", ir.VoidType(), [to, *numbers])
-
-
-def entry_of(builder: Any, table: Any, index: Any) -> Any:
-    """Number of an int64 table at an address."""
-    return plain_load(builder, builder.add(table, builder.mul(index, constant(8))), I64)
-
-
-def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c: one instruction where the CPU has it (fmuladd, which unlike fma is no function call elsewhere)."""
-    if isinstance(a.type.element, ir.IntType):
-        return builder.add(builder.mul(a, b), c)
-    return call_intrinsic(builder, f"llvm.fmuladd.{mangled(a.type)}", a.type, [a, b, c])
-
-
-# ---- intrinsics for kernels ------------------------------------------------------------------------------------------
 
 Emit = Callable[..., Any]
 
@@ -393,7 +232,7 @@ def load_even(typingctx: Any, address: Any, code: Any, lanes: Any) -> Any:
         n, half = kind.lanes, kind.lanes // 2
         low = plain_load(builder, args[0], kind.llvm)
         # The second half starts one number early, so that the number after the last wanted one is not read.
-        step = constant(n * _bits(kind.code) // 8 - _bits(kind.code) // 8)
+        step = constant(n * bits(kind.code) // 8 - bits(kind.code) // 8)
         high = plain_load(builder, builder.add(args[0], step), kind.llvm)
         picks = [2 * i for i in range(half)] + [n + 2 * i + 1 for i in range(n - half)]
         return builder.shuffle_vector(low, high, ir.Constant(ir.VectorType(I32, n), picks))
@@ -510,7 +349,7 @@ def _multiply(builder: Any, kind: Vector, args: Any) -> Any:
 def _greater(builder: Any, kind: Vector, args: Any) -> Any:
     if is_float(kind.code):
         return builder.fcmp_ordered(">", *args)
-    compare = builder.icmp_unsigned if _NAMES[kind.code].startswith(("uint", "bool")) else builder.icmp_signed
+    compare = builder.icmp_unsigned if NAMES[kind.code].startswith(("uint", "bool")) else builder.icmp_signed
     return compare(">", *args)
 
 
@@ -525,7 +364,7 @@ greater = _elementwise(_greater, 2, mask=True)
 
 def bytes_of(code: int) -> int:
     """Bytes of one number."""
-    return _bits(code) // 8
+    return bits(code) // 8
 
 
 def _of_type(value: Callable[[Vector], int]) -> Any:
@@ -588,7 +427,7 @@ def lowest_like(typingctx: Any, like: Any) -> Any:
     if is_float(like.code):
         least = ir.Constant(number, float("-inf"))
     else:
-        least = ir.Constant(number, -(1 << (number.width - 1)) if _NAMES[like.code].startswith("int") else 0)
+        least = ir.Constant(number, -(1 << (number.width - 1)) if NAMES[like.code].startswith("int") else 0)
     return like(like), lambda context, builder, signature, args: splatted(builder, least, like.lanes)
 
 
@@ -663,7 +502,7 @@ def select(typingctx: Any, mask: Any, a: Any, b: Any) -> Any:
 @intrinsic
 def resized(typingctx: Any, vector: Any, like: Any) -> Any:
     """A vector of integers in another integer dtype: cut, or extended by zeros."""
-    old, new = _bits(vector.code), _bits(like.code)
+    old, new = bits(vector.code), bits(like.code)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if old == new:

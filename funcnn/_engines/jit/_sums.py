@@ -8,9 +8,16 @@ import numpy as np
 
 from funcnn._engines._order import LAST, Array
 from funcnn._engines._threads import ranges, run_all
-from funcnn._engines.jit import _simd
+from funcnn._engines.jit import _host
 from funcnn._engines.jit._kernels import kernel, njit
-from funcnn._engines.jit._simd import add, load, load_first, store, store_first, zeros
+from funcnn._engines.jit._simd import (
+    add,
+    load,
+    load_first,
+    store,
+    store_first,
+    zeros,
+)
 from funcnn._engines.jit._view import address_of, evenly, steps_of
 
 __all__ = ["ChannelSums"]
@@ -42,7 +49,7 @@ class ChannelSums:
 
     def _first(self, y: Array, parts: int) -> Array:
         n, c = y.shape[:2]
-        at, lanes = steps_of(y), _simd.lanes_of(self.dtype)
+        at, lanes = steps_of(y), _host.lanes_of(self.dtype)
         sums = np.empty((n, c, lanes), self.dtype)
         start, length = address_of(y), y[0, 0].size
 

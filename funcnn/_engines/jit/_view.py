@@ -14,7 +14,7 @@ import numpy as np
 
 from funcnn._engines._order import FIRST, LAST, Array
 from funcnn._engines._threads import ranges
-from funcnn._engines.jit import _simd
+from funcnn._engines.jit import _host
 from funcnn._engines.jit._gemm import stage_first, stage_last
 from funcnn._engines.jit._kernels import kernel
 from funcnn._engines.jit._walk import POINT, Pass, Walk, single
@@ -138,7 +138,7 @@ class View:
         apart: bool = False,
     ) -> None:
         self.at, self.walks, self.order, self.dtype, self.apart = at, walks, order, dtype, apart
-        self.item, self.lanes = np.dtype(dtype).itemsize, _simd.lanes_of(dtype)
+        self.item, self.lanes = np.dtype(dtype).itemsize, _host.lanes_of(dtype)
         self.stage = kernel(stage_first if order == FIRST else stage_last, dtype)
         w = walks[2]
         fits = w.step == 1 and at.w == self.item if order == FIRST else at.c == self.item

@@ -21,11 +21,8 @@ from numba.extending import intrinsic
 
 from funcnn._engines._order import LAST, Array
 from funcnn._engines._threads import ranges, run_all
-from funcnn._engines.jit import _simd
 from funcnn._engines.jit._dense import Dense
-from funcnn._engines.jit._kernels import kernel, njit
-from funcnn._engines.jit._simd import (
-    address,
+from funcnn._engines.jit._ir import (
     constant,
     element,
     entry_of,
@@ -33,6 +30,11 @@ from funcnn._engines.jit._simd import (
     gathered,
     masked_load,
     masked_store,
+    plain_store,
+)
+from funcnn._engines.jit._kernels import kernel, njit
+from funcnn._engines.jit._simd import (
+    address,
     table,
 )
 from funcnn._engines.jit._view import address_of, steps_of
@@ -225,7 +227,7 @@ def _weights_transformed(
         g = [gathered(builder, place, step, count, vector) for place in places]
         results = _for_both([g[3 * i : 3 * i + 3] for i in range(3)], along)
         for i, value in enumerate(v for row in results for v in row):
-            _simd.plain_store(builder, builder.add(to, builder.mul(to_step, constant(i))), value)
+            plain_store(builder, builder.add(to, builder.mul(to_step, constant(i))), value)
         return context.get_dummy_value()
 
     return types.void(*(types.int64,) * 6, code, lanes), codegen
