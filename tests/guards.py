@@ -49,6 +49,7 @@ CASES = [
     conv("stride of rows", (2, 33, 6, 17), (64, 33, 3, 2), padding=1, stride=(1, 2)),
     conv("whole registers", (1, 64, 7, 7), (64, 64, 3, 3), padding=1),
     conv("wide", (2, 129, 3, 5), (257, 129, 3, 3), padding=1),
+    conv("squares", (2, 64, 24, 27), (65, 64, 3, 3), padding=1, options=fn.Options(numerics="fast")),
     conv("in place", (1, 64, 9, 31), (17, 64, 3, 3), padding=(0, 1), stride=2),
     conv("one column", (2, 64, 5, 1), (33, 64, 3, 1), padding=(1, 0)),
     conv("one output", (2, 17, 5, 15), (1, 17, 2, 2)),
