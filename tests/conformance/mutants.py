@@ -393,8 +393,8 @@ WINOGRAD = [
 LANES = [
     ("depthwise: the weight gradient forgets the last place of a row", "len(places) - full, to", "len(places) - full - 1, to",
      "conv"),
-    ("depthwise: a window beside the padding counts as inside", "min(last, axes[3, 4])", "min(last, axes[3, 4] + 1)", "conv"),
-    ("depthwise: the last group of a row is forgotten", "groups = -(-(hi - lo) // size)", "groups = (hi - lo) // size", "conv"),
+    ("depthwise: a window beside the padding counts as inside", "min(last, axes[3, 4])", "min(last, axes[3, 4] + 1)", "jit"),
+    ("depthwise: the last group of a row is forgotten", "groups = -(-(hi - lo) // size)", "groups = (hi - lo) // size", "jit"),
 ]  # fmt: skip
 JIT_CONV = [
     ("complex: the adjoint's matrix is not that of the conjugate", "weight = self.conjugate(weight)", "weight = weight + 0",
