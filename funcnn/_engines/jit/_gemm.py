@@ -46,6 +46,7 @@ from funcnn._engines.jit._simd import (
     read,
     splat,
     store,
+    store_alternate,
     store_first,
     table,
     take,
@@ -430,6 +431,10 @@ def convolve_first(code: int, item: int, lanes: int, mr: int, nv: int, stamp: in
                             source, target = sums + q * own_bytes + m * wide + lane[s] * item, y + m * y_step + put[s]
                             if pixel == item:
                                 copy(target, source, length[s] * item)
+                            elif pixel == 2 * item:
+                                for i in range(0, length[s], lanes):
+                                    vector = load(source + i * item, code, lanes)
+                                    store_alternate(target + i * pixel, vector, min(lanes, length[s] - i))
                             else:
                                 for _ in range(length[s]):
                                     write(target, read(source, code), code)
