@@ -393,3 +393,21 @@ if child == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
     python(code)
+
+
+def test_half_floats_are_converted_as_numpy_does() -> None:
+    """All of float16; float32 between two neighbours of float16, beside the middle, and of random bits."""
+    from funcnn._engines.jit._half import compile_casts, copy_cast
+
+    compile_casts("float16")
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(64, 1024)
+    with np.errstate(invalid="ignore", over="ignore"):
+        middles = ((halves.astype(np.float64) + np.roll(halves, 1)) / 2).astype(np.float32)
+        beside = [np.nextafter(middles, np.float32(end)) for end in (np.inf, -np.inf)]
+        bits = np.random.default_rng(0).integers(0, 1 << 32, (500, 1001), dtype=np.uint32).view(np.float32)
+        cases = [(halves, np.float32), *((a, np.float16) for a in (middles, *beside, bits, bits.T))]
+        for source, dtype in cases:
+            wanted, got = source.astype(dtype), np.empty_like(source, dtype)
+            copy_cast(got, source, threads=2)
+            assert_array_equal(got, wanted)
+            assert_array_equal(np.signbit(got), np.signbit(wanted))

@@ -21,6 +21,7 @@ from funcnn._engines._protocol import ConvPlan
 from funcnn._engines.jit import _winograd
 from funcnn._engines.jit._dense import Dense
 from funcnn._engines.jit._depthwise import Depthwise
+from funcnn._engines.jit._half import compile_casts, copy_cast
 from funcnn._engines.jit._maps import Maps
 from funcnn._engines.jit._sums import ChannelSums
 from funcnn._spec import COMPLEX_DTYPES, FLOAT_DTYPES, HALF_DTYPES, REAL_OF_COMPLEX, Spec
@@ -43,6 +44,7 @@ class JitConv(ConvPlan):
 
     def choose_algorithm(self) -> str:
         self.core, self.channel_sums  # noqa: B018  (compile)
+        compile_casts(self.spec.dtype)
         names: list[tuple[type[Maps], str]] = [
             (Depthwise, "depthwise"),
             (_winograd.Winograd, "winograd"),
@@ -162,7 +164,9 @@ class JitConv(ConvPlan):
     def _real(self, x: Array, order: str) -> Array:
         """x in the real dtype: complex numbers as twice the channels of each group, or as twice the images."""
         if x.dtype.kind != "c":
-            return x.astype(self.sum_dtype, order="K")
+            real = np.empty_like(x, self.sum_dtype, subok=False)
+            copy_cast(real, x, self.threads)
+            return real
         n, c, *sizes = x.shape
         if self._parts == 1:
             real = allocate(np.empty, (2 * n, c, *sizes), self.sum_dtype, order)
@@ -178,7 +182,7 @@ class JitConv(ConvPlan):
     def _from_real(self, real: Array, y: Array) -> None:
         """Write results in y's dtype."""
         if y.dtype.kind != "c":
-            np.copyto(y, real, casting="unsafe")
+            copy_cast(y, real, self.threads)
         elif self._parts == 1:
             y.real, y.imag = real[: len(y)], real[len(y) :]
         else:

@@ -14,6 +14,7 @@ __all__ = [
     "CODES",
     "NAMES",
     "bits",
+    "converts_halves",
     "lanes_of",
     "register_bytes",
     "registers",
@@ -48,6 +49,11 @@ def registers() -> int:
     return 32 if register_bytes() == 64 or platform.machine().lower() in ("arm64", "aarch64") else 16
 
 
+def converts_halves() -> bool:
+    """Whether that CPU converts float16; elsewhere LLVM calls functions that may not be there."""
+    return "f16c" in _cpu_features() or platform.machine().lower() in ("arm64", "aarch64")
+
+
 def _cpu_features() -> list[str]:
     """Features that Numba compiles with: of the host, or of NUMBA_CPU_NAME and NUMBA_CPU_FEATURES."""
     if config.CPU_FEATURES is not None:
@@ -58,7 +64,11 @@ def _cpu_features() -> list[str]:
 
 
 # What a named CPU has, where it stands in for the host in tests.
-_FEATURES_OF = {"haswell": ["avx2", "fma"], "skylake": ["avx2", "fma"], "skylake-avx512": ["avx512f", "avx2", "fma"]}
+_FEATURES_OF = {
+    "haswell": ["avx2", "fma", "f16c"],
+    "skylake": ["avx2", "fma", "f16c"],
+    "skylake-avx512": ["avx512f", "avx2", "fma", "f16c"],
+}
 
 
 def lanes_of(dtype: str) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from funcnn._engines._order import FIRST, LAST, Array, allocate, memory_order
 from funcnn._engines._protocol import AvgPoolPlan, MaxPoolPlan
 from funcnn._engines._threads import ranges, run_all
+from funcnn._engines.jit._half import compile_casts, copy_cast
 from funcnn._engines.jit._host import (
     CODES,
 )
@@ -70,7 +71,7 @@ def _end(a: Array) -> int:
 def _copied(name: str, part: Array, dtype: Any) -> Array:
     """A packed copy in scratch."""
     copy = scratch(name, part.shape, dtype)
-    np.copyto(copy, part, casting="unsafe")
+    copy_cast(copy, part)
     return copy
 
 
@@ -111,7 +112,7 @@ class _Target:
 
     def finish(self, task: _Task, memory: Array | None) -> None:
         if memory is not None:
-            np.copyto(self.array[task], memory, casting="unsafe")
+            copy_cast(self.array[task], memory)
 
 
 class _Passes:
@@ -124,6 +125,7 @@ class _Passes:
         self.real = np.dtype("uint8" if real == "bool" else real)
         self.index = CODES[spec.argmax_dtype] if isinstance(spec, MaxPoolSpec) else MEAN
         self.pool = kernel(pool, self.real.name, self.index)
+        compile_casts(spec.dtype)
         if spec.dtype in FLOAT_DTYPES or self.index == MEAN:  # nothing else has a backward
             self.spread = kernel(spread, self.real.name, self.index)
         if spec.dtype in FLOAT_DTYPES and self.index != MEAN:
