@@ -412,7 +412,6 @@ JIT_POOL = [
     ("an average's backward divides by one row's counts", "geometry.divisor[windows]", "geometry.divisor[:1]", "avg_pool"),
 ]  # fmt: skip
 JIT_DROPOUT = [
-    ("backward keeps everything at rate 1", "if self.spec.rate == 1:", "if False:", "dropout"),
     ("the threshold is one too low", "least = 2 * threshold(self.spec.rate)", "least = 2 * threshold(self.spec.rate) - 2",
      "dropout"),
 ]  # fmt: skip

@@ -222,8 +222,6 @@ class JitDropout(DropoutPlan):
         return self._select(x, mask, key, least), mask
 
     def backward(self, dy: Array, mask: Array) -> Array:
-        if self.spec.rate == 1:
-            return np.zeros_like(dy, self.spec.dtype, subok=False)
         return self._select(dy, mask, 0, -1)
 
     def _select(self, x: Array, mask: Array, key: int, least: int) -> Array:
