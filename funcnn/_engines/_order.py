@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["FIRST", "LAST", "Array", "allocate", "channel_sums", "memory_order"]
+__all__ = ["FIRST", "LAST", "Array", "allocate", "memory_order"]
 
 FIRST, LAST = "channels_first", "channels_last"
 Array = np.ndarray[Any, Any]
@@ -27,12 +27,3 @@ def allocate(make: Any, shape: tuple[int, ...], dtype: Any, order: str) -> Array
     n, c, *spatial = shape
     last = len(spatial) + 1
     return make((n, *spatial, c), dtype).transpose(0, last, *range(1, last))  # a tenth of what numpy.moveaxis takes
-
-
-def channel_sums(y: Array, order: str, dtype: Any) -> Array:
-    """Sums of y (N, C, *spatial) over all but the channels, in a dtype."""
-    spread = np.moveaxis(y, 1, -1)
-    if order == LAST and spread.flags.c_contiguous and y.dtype == dtype and y.size:  # a product with ones reads once
-        rows = spread.reshape(-1, y.shape[1])
-        return np.matmul(np.ones(len(rows), dtype), rows)
-    return y.sum(axis=(0, *range(2, y.ndim)), dtype=dtype)

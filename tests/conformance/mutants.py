@@ -318,7 +318,7 @@ DENSE = [
     ("swapped sides forget the padding of the sums", "total[:, :outputs, :channels]", "total[:, :outputs, -channels:]", "jit"),
     ("channels-last groups share the bias of the first", "bias.reshape(groups, outputs)", "bias.reshape(groups, outputs)[:1]",
      "conv"),
-    ("a weight of any order is read in place", "if order == FIRST and (offsets == np.arange(len(offsets)) * self.item).all():",
+    ("a weight of any order is read in place", "if order == FIRST and together:",
      "if order == FIRST:", "conv"),
     ("chunks of channels depend on the block", "PANEL_BYTES // (_gemm.MOST_PANELS *", "PANEL_BYTES // (parts *", "jit"),
     ("taps in runs though they are dilated", "and w.offsets == tuple(range(len(w.taps)))", "", "conv jit"),

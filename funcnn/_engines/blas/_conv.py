@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from funcnn._engines._order import FIRST, LAST, Array, allocate, channel_sums, memory_order
+from funcnn._engines._order import FIRST, LAST, Array, allocate, memory_order
 from funcnn._engines._protocol import ConvPlan
 from funcnn._engines.blas import _depthwise
 from funcnn._engines.blas._memory import Block, blocks, matrix, put, scratch_in_order, strided
@@ -151,7 +151,7 @@ class BlasConv(ConvPlan):
         return self._weight_of(total, order).astype(spec.weight_dtype, copy=False)
 
     def bias_gradient(self, dy: Array) -> Array:
-        sums = channel_sums(dy, memory_order(dy, self.spec.layout), self.sum_dtype)
+        sums = _channel_sums(dy, memory_order(dy, self.spec.layout), self.sum_dtype)
         return sums.astype(self.spec.y_dtype, copy=False)
 
     def conjugate(self, a: Array) -> Array:
@@ -325,3 +325,12 @@ def _tap_table(
             whole = (slice(None),) * 3
             table.append(((*whole, *slots, *windows), (*whole, *cells)))
     return tuple(table)
+
+
+def _channel_sums(y: Array, order: str, dtype: Any) -> Array:
+    """Sums of y (N, C, *spatial) over all but the channels, in a dtype."""
+    spread = np.moveaxis(y, 1, -1)
+    if order == LAST and spread.flags.c_contiguous and y.dtype == dtype and y.size:  # a product with ones reads once
+        rows = spread.reshape(-1, y.shape[1])
+        return np.matmul(np.ones(len(rows), dtype), rows)
+    return y.sum(axis=(0, *range(2, y.ndim)), dtype=dtype)

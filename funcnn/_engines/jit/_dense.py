@@ -328,8 +328,8 @@ class Dense(Maps):
         """weight (G, M, C, *k) as (G, tile, k, width): k = (channel, tap), channels-last (tap, channel)."""
         groups, outputs, channels = weight.shape[:3]
         g_step, m_step = weight.strides[:2]
-        offsets = _weight_offsets(weight.strides[2:], walks, channels, order)
-        if order == FIRST and (offsets == np.arange(len(offsets)) * self.item).all():
+        offsets, together = _weight_offsets(weight.strides[2:], walks, channels, order, self.item)
+        if order == FIRST and together:
             return _Weights(weight, address_of(weight), g_step, width * m_step, m_step, self.item)
         count = -(-outputs // width)
         packed = scratch("weights", (groups, count, len(offsets), width), self.dtype)
@@ -348,13 +348,14 @@ class Dense(Maps):
 
 
 @lru_cache(1024)
-def _weight_offsets(strides: tuple[int, ...], walks: Pass, channels: int, order: str) -> Array:
-    """Offset of every number k of a row of a weight (C, *k) with these strides."""
+def _weight_offsets(strides: tuple[int, ...], walks: Pass, channels: int, order: str, item: int) -> tuple[Array, bool]:
+    """Offset of every number k of a row of a weight (C, *k) with these strides; whether they lie together."""
     c_step, *k_steps = strides
     steps = (*(0,) * (3 - len(k_steps)), *k_steps)
     taps = grid([[tap * s for tap in walk.taps] for walk, s in zip(walks, steps, strict=True)])
     cs = np.arange(channels) * c_step
-    return (np.add.outer(cs, taps) if order == FIRST else np.add.outer(taps, cs)).reshape(-1)
+    offsets = (np.add.outer(cs, taps) if order == FIRST else np.add.outer(taps, cs)).reshape(-1)
+    return offsets, bool((offsets == np.arange(len(offsets)) * item).all())
 
 
 class _FirstTables(NamedTuple):

@@ -19,8 +19,8 @@ from funcnn._engines._threads import ranges, run_all
 from funcnn._engines.jit._host import (
     CODES,
 )
-from funcnn._engines.jit._kernels import kernel, njit
-from funcnn._engines.jit._pool_kernels import lanes_in_block, part, put
+from funcnn._engines.jit._kernels import kernel, njit, part
+from funcnn._engines.jit._pool_kernels import lanes_in_block, put
 from funcnn._engines.jit._simd import (
     add,
     every_lane,

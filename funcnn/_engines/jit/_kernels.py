@@ -10,7 +10,7 @@ import numba
 
 from funcnn._engines.jit import _host
 
-__all__ = ["kernel", "njit"]
+__all__ = ["kernel", "njit", "part"]
 
 
 @cache
@@ -32,3 +32,7 @@ def njit(signature: str | None = None, *, cache: bool = False, **options: Any) -
             return numba.njit(signature, **options)(function)
 
     return compiled
+
+
+part = njit(nogil=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy")
+"""Decorator of a function that is a part of kernels: it is compiled into each."""

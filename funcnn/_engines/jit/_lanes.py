@@ -32,7 +32,7 @@ from funcnn._engines.jit._ir import (
     plain_store,
     splatted,
 )
-from funcnn._engines.jit._kernels import njit
+from funcnn._engines.jit._kernels import njit, part
 from funcnn._engines.jit._simd import (
     address,
     even,
@@ -71,8 +71,6 @@ TAPS, FEW = 9, 4
 GROUPS = 4
 # Channels-last: windows of a row that are located together, and places whose pointers are kept until they are computed.
 STRIP, ROOM = 64, 128
-
-part = njit(nogil=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy")
 
 
 # ---- sums ------------------------------------------------------------------------------------------------------------

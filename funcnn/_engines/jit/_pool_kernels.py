@@ -26,7 +26,7 @@ import numpy as np
 from funcnn._engines.jit._host import (
     CODES,
 )
-from funcnn._engines.jit._kernels import njit
+from funcnn._engines.jit._kernels import njit, part
 from funcnn._engines.jit._simd import (
     add,
     beats,
@@ -62,13 +62,11 @@ from funcnn._engines.jit._simd import (
     zeros,
 )
 
-__all__ = ["WORDS", "lanes_in_block", "part", "pool", "put", "scatter", "spread"]
+__all__ = ["WORDS", "lanes_in_block", "pool", "put", "scatter", "spread"]
 
 INT32 = CODES["int32"]
 WORDS = 6
 ROW = 32  # bytes of a row of the outer and the middle table
-
-part = njit(nogil=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # of a kernel
 
 
 def lanes_in_block(lanes: int) -> tuple[int, int]:
