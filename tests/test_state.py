@@ -409,7 +409,7 @@ def test_pickle_of_a_missing_engine_takes_the_best_one_with_a_warning(monkeypatc
     x = np.arange(16.0).reshape(1, 1, 4, 4)
     y, state = fn.max_pool(x, fn.max_pool_init(x, 2, engine="jit"))
     data = pickle.dumps(state)
-    monkeypatch.setitem(_engines._TABLE, "jit", _engines._TABLE["jit"]._replace(module=None))
+    monkeypatch.setitem(_engines._TABLE, "jit", _engines._TABLE["jit"]._replace(module="funcnn._engines.absent"))
     _engines._plans.clear()
     with pytest.warns(RuntimeWarning, match="'jit'.*using engine 'blas'"):
         again = pickle.loads(data)

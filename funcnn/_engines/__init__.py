@@ -26,15 +26,15 @@ class EngineInfo(NamedTuple):
 
 class _Engine(NamedTuple):
     libraries: tuple[str, ...]  # of arrays it takes; (): any
-    module: str | None  # None: named in the design, not written yet
+    module: str
 
 
 # In order of preference: the first that takes the arrays' library and is available is the one for engine="auto".
 _TABLE: dict[str, _Engine] = {
     "jit": _Engine(("numpy",), "funcnn._engines.jit"),
     "blas": _Engine(("numpy",), "funcnn._engines.blas"),
-    "cudnn": _Engine(("cupy",), None),
-    "cuda": _Engine(("cupy",), None),
+    "cudnn": _Engine(("cupy",), "funcnn._engines.cudnn"),
+    "cuda": _Engine(("cupy",), "funcnn._engines.cuda"),
     "xp": _Engine((), "funcnn._engines.xp"),
 }
 
@@ -56,24 +56,10 @@ def engines() -> dict[str, EngineInfo]:
 
 
 def _info(name: str) -> EngineInfo:
-    engine = _TABLE[name]
-    if engine.module is None:
-        return EngineInfo(False, "", "this version of funcnn does not have it yet")
     try:
-        return EngineInfo(True, importlib.import_module(engine.module).VERSION, "")
+        return EngineInfo(True, importlib.import_module(_TABLE[name].module).VERSION, "")
     except ImportError as error:
         return EngineInfo(False, "", str(error))
-
-
-def _choose(function: str, name: str, spec: Spec, library: str) -> str:
-    """The engine for a Spec on arrays of a library."""
-    if name == "auto":
-        return next(n for n in _TABLE if _refusal(n, spec, library) is None)
-    choice(function, "engine", name, ("auto", *_TABLE))
-    reason = _refusal(name, spec, library)
-    if reason is not None:
-        raise EngineError(f"{function}: engine must be able to do the job, got {name!r}: {reason}")
-    return name
 
 
 def _refusal(name: str, spec: Spec, library: str) -> str | None:
@@ -84,7 +70,7 @@ def _refusal(name: str, spec: Spec, library: str) -> str | None:
     info = _info(name)
     if not info.available:
         return info.reason
-    plan = importlib.import_module(str(engine.module)).PLANS.get(type(spec))
+    plan = importlib.import_module(engine.module).PLANS.get(type(spec))
     if plan is None:
         return f"it has no {type(spec).__name__.removesuffix('Spec')}"
     return plan.refusal(spec)
@@ -98,38 +84,67 @@ _lock = threading.Lock()
 _num_threads: int | None = None
 
 
-def plan_for(function: str, engine: str, spec: Spec, options: Options, library: str, device: str | None) -> Plan[Any]:
-    """The plan for a Spec, the same object for equal arguments (among the last 1,024 plans)."""
+def plan_for(
+    function: str, engine: str, spec: Spec, options: Options, library: str, device: str | None, *arrays: Any
+) -> Plan[Any]:
+    """The plan for a Spec, the same object for equal arguments (among the last 1,024 plans), ready for such arrays."""
     if not isinstance(engine, str):
         raise TypeError(f"{function}: engine must be a string, got {engine!r}")
     if not isinstance(options, Options):
         raise TypeError(f"{function}: options must be a funcnn.Options, got {options!r}")
     threads = options.threads or _num_threads or available_cpus()
     # Spec classes may be equal as tuples of fields; dataclass equality asks for the class, the hash need not.
-    key = (engine, spec, options, library, device, threads)
+    key = (spec, options, library, device, threads)
+    # "auto" first: the plan that it led to before.
+    names = ("auto", *_TABLE) if engine == "auto" else (choice(function, "engine", engine, ("auto", *_TABLE)),)
+    reason: str | None = None
+    for name in names:
+        plan = _interned((name, *key))
+        if plan is None:
+            reason = None if name == "auto" else _refusal(name, spec, library)
+            if name == "auto" or reason is not None:
+                continue
+            plan = importlib.import_module(_TABLE[name].module).PLANS[type(spec)](*key)
+        try:
+            plan.prepare(*arrays)
+        except EngineError as error:
+            reason = str(error)
+            continue
+        return _intern(plan, key, engine)
+    raise EngineError(f"{function}: engine must be able to do the job, got {engine!r}: {reason}")
+
+
+def _interned(key: tuple[Any, ...]) -> Plan[Any] | None:
     with _lock:
         plan = _plans.get(key)
         if plan is not None:
             _plans.move_to_end(key)
-            return plan
-    name = _choose(function, engine, spec, library)
-    plan = importlib.import_module(str(_TABLE[name].module)).PLANS[type(spec)](spec, options, library, device, threads)
+        return plan
+
+
+def _intern(plan: Plan[Any], key: tuple[Any, ...], asked: str) -> Plan[Any]:
+    """Keep a plan under its engine's name and the name asked for ("auto"): both give one object."""
     with _lock:
-        plan = _plans.setdefault((name, *key[1:]), plan)  # "auto" and the engine's own name give one object
-        _plans[key] = plan
+        plan = _plans.setdefault((plan.engine, *key), plan)
+        _plans[(asked, *key)] = plan
         while len(_plans) > _MAX_PLANS:
             _plans.popitem(last=False)
-    return plan
+        return plan
 
 
-def rebuild_plan(engine: str, spec: Spec, options: Options, library: str, device: str | None) -> Plan[Any]:
+def rebuild_plan(
+    engine: str, spec: Spec, options: Options, library: str, device: str | None, keepsake: Any = None
+) -> Plan[Any]:
     """The plan of a pickle: by its own engine, or by the best one there is, with a warning."""
     try:
-        return plan_for("unpickling", engine, spec, options, library, device)
+        plan = plan_for("unpickling", engine, spec, options, library, device)
     except EngineError as error:
         plan = plan_for("unpickling", "auto", spec, options, library, device)
         warnings.warn(f"{error}; using engine {plan.engine!r}", RuntimeWarning, stacklevel=2)
         return plan
+    if keepsake is not None:
+        plan.restore(keepsake)
+    return plan
 
 
 def available_cpus() -> int:

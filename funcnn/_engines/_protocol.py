@@ -44,6 +44,16 @@ class Plan(Generic[S]):
         """Name of the way this engine takes; engines with several ways override it."""
         return "direct"
 
+    def prepare(self, *arrays: Any) -> None:
+        """Make ready what calls with arrays (or ArraySpecs) like those of an init need; EngineError where that cannot be had."""
+
+    def keepsake(self) -> Any:
+        """What a pickle keeps beside the arguments of the plan, None for nothing."""
+        return None
+
+    def restore(self, keepsake: Any) -> None:
+        """Take over the keepsake of an equal plan of another process."""
+
     @property
     def workspace_bytes(self) -> int:
         """Most bytes of scratch per thread that a call holds beside its results, as far as the Spec tells."""
@@ -58,7 +68,7 @@ class Plan(Generic[S]):
     def __reduce__(self) -> tuple[Any, ...]:
         from funcnn._engines import rebuild_plan  # the table imports the engines, which import this module
 
-        return rebuild_plan, (self.engine, self.spec, self.options, self.library, self.device)
+        return rebuild_plan, (self.engine, self.spec, self.options, self.library, self.device, self.keepsake())
 
     def __copy__(self) -> Plan[S]:
         return self

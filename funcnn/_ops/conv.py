@@ -324,7 +324,7 @@ def _init(function: str, kind: Any, x: Any, weight: Any, engine: str, options: O
     if device is not None and weight_device is not None and device != weight_device:
         raise StateError(f"{function}: weight must be on the device of x ({device}), got {weight_device}")
     spec = conv_spec(function, x_shape, weight_shape, dtype, weight_dtype, library.widest_int, **raw)
-    plan = plan_for(function, engine, spec, options, library.name, device or weight_device)
+    plan = plan_for(function, engine, spec, options, library.name, device or weight_device, x, weight)
     return kind(plan, batch=split_shape(x_shape, spec.layout)[0])
 
 

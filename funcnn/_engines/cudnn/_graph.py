@@ -1,0 +1,167 @@
+"""One convolution as a cuDNN graph: what it is, and which of cuDNN's ways to compute it are allowed.
+
+cuDNN's words: the *image* (N, C, *size), the *filter* (O, C/groups, *kernel) and the *response* (N, O, *out) of a
+convolution. `fprop` computes the response, `dgrad` the image and `wgrad` the filter, each from the two others. Ways are
+*engines* with *knobs*; its heuristics name the promising ones in order, and a list of fallbacks.
+https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from funcnn._engines import _gpu
+from funcnn._spec import Axis, Options
+
+__all__ = ["RESULT", "UIDS", "Built", "Problem", "Recipe", "Tensor", "candidates", "rebuilt"]
+
+UIDS = {"image": 1, "filter": 2, "response": 3, "bias": 4}
+RESULT = {"fprop": "response", "dgrad": "image", "wgrad": "filter"}
+_TYPES = {"float16": "HALF", "bfloat16": "BFLOAT16", "float32": "FLOAT", "float64": "DOUBLE"}
+_NOT_SUMS = ("WINOGRAD", "WINOGRAD_TILE_4x4", "WINOGRAD_TILE_6x6", "WINOGRAD_TILE_13x13", "FFT")
+_NOT_FLOAT32 = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS")  # of float32 numbers: TF32
+
+
+class Tensor(NamedTuple):
+    """Shape and strides (in elements) of an operand, with the axes N, C, *spatial whatever its memory order."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class Problem(NamedTuple):
+    """All that a graph depends on. biased: a bias is added to the result."""
+
+    kind: str
+    dtype: str
+    axes: tuple[Axis, ...]
+    image: Tensor
+    filter: Tensor
+    response: Tensor
+    biased: bool
+
+
+class Recipe(NamedTuple):
+    """A way to compute a problem, as it can be stored: an engine and the values of its knobs by number."""
+
+    engine: int
+    knobs: tuple[tuple[int, int], ...]
+
+
+class Built(NamedTuple):
+    """A graph with one plan that is ready to run. fallback: the heuristics did not name it."""
+
+    graph: _gpu.Graph
+    index: int
+    workspace: int
+    name: str
+    recipe: Recipe
+    fallback: bool
+
+
+def candidates(problem: Problem, options: Options, limit: int, refusals: list[str]) -> Iterator[Built]:
+    """The allowed ways that need at most `limit` bytes of workspace, best first, each built when it is asked for.
+
+    Reasons of the others go to `refusals`. All that one list of the heuristics yields share a graph, whose built plans stay.
+    """
+    modes = _gpu.frontend().heur_mode
+    for mode in (modes.A, modes.FALLBACK):
+        try:
+            graph = _described(problem)
+            graph.create_execution_plans([mode])
+        except Exception as error:  # cuDNN names no class for what it refuses
+            refusals.append(_first_line(error))
+            continue
+        graph.deselect_numeric_notes(_barred_notes(problem.dtype, options))
+        for index in range(graph.get_execution_plan_count()):
+            try:
+                graph.build_plan_at_index(index)
+                built = _built(graph, index, mode == modes.FALLBACK)
+            except Exception as error:
+                refusals.append(_first_line(error))
+                continue
+            if built.workspace > limit:
+                refusals.append(f"{built.name} needs {built.workspace:,} bytes of workspace, over the limit of {limit:,}")
+                continue
+            yield built
+
+
+def rebuilt(problem: Problem, recipe: Recipe) -> Built | None:
+    """The plan of a recipe; None where cuDNN refuses it."""
+    knobs = {_gpu.frontend().knob_type(number): value for number, value in recipe.knobs}
+    try:
+        graph = _described(problem)
+        graph.create_execution_plan(recipe.engine, knobs)
+        graph.build_plan_at_index(0)
+        return _built(graph, 0, fallback=False)
+    except Exception:
+        return None
+
+
+def _built(graph: _gpu.Graph, index: int, fallback: bool) -> Built:
+    engine, knobs = graph.get_engine_and_knobs_at_index(index)
+    recipe = Recipe(int(engine), tuple(sorted((int(knob), int(value)) for knob, value in knobs.items())))
+    workspace = int(graph.get_workspace_size_plan_at_index(index))
+    return Built(graph, index, workspace, graph.get_plan_name_at_index(index), recipe, fallback)
+
+
+def _barred_notes(dtype: str, options: Options) -> list[Any]:
+    names = ["REDUCED_PRECISION_REDUCTION"]
+    if options.numerics == "strict":
+        names += _NOT_SUMS
+        if dtype == "float32":
+            names += _NOT_FLOAT32
+    if options.deterministic:
+        names.append("NONDETERMINISTIC")
+    notes = _gpu.frontend().numerical_note
+    return [getattr(notes, name) for name in names]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__
+
+
+def _described(problem: Problem) -> _gpu.Graph:
+    """The graph of a problem, as far as cuDNN can check it without choosing how to compute it."""
+    types = _gpu.frontend().data_type
+    io = getattr(types, _TYPES[problem.dtype])
+    sums = types.DOUBLE if problem.dtype == "float64" else types.FLOAT
+    graph = _gpu.new_graph(io_data_type=io, intermediate_data_type=sums, compute_data_type=sums)
+
+    def operand(name: str) -> Any:
+        tensor: Tensor = getattr(problem, name)
+        return graph.tensor(
+            name=name, dim=list(tensor.shape), stride=list(tensor.strides), data_type=io, uid=UIDS[name]
+        )
+
+    geometry = _geometry(problem.axes)
+    result: Tensor = getattr(problem, RESULT[problem.kind])
+    if problem.kind == "fprop":
+        y = graph.conv_fprop(image=operand("image"), weight=operand("filter"), **geometry)
+    elif problem.kind == "dgrad":
+        y = graph.conv_dgrad(loss=operand("response"), filter=operand("filter"), **geometry)
+    else:
+        y = graph.conv_wgrad(image=operand("image"), loss=operand("response"), **geometry)
+    if problem.biased:
+        if problem.kind != "fprop":  # only the sizes of a response follow from its operands
+            y.set_dim(list(result.shape)).set_stride(list(result.strides))
+        channels = result.shape[1]
+        sizes = [1, channels, *(1 for _ in problem.axes)]
+        strides = [channels, 1, *(channels for _ in problem.axes)]
+        y = graph.add(a=y, b=graph.tensor(name="bias", dim=sizes, stride=strides, data_type=io, uid=UIDS["bias"]))
+    y.set_output(True).set_dim(list(result.shape)).set_stride(list(result.strides)).set_data_type(io)
+    y.set_uid(UIDS[RESULT[problem.kind]])
+    graph.validate()
+    graph.build_operation_graph()
+    return graph
+
+
+def _geometry(axes: tuple[Axis, ...]) -> dict[str, list[int]]:
+    """Padding, stride and dilation. Of the trailing padding just what the last window reads."""
+    return {
+        "pre_padding": [axis.lo for axis in axes],
+        "post_padding": [max(0, axis.start(0) + (axis.out - 1) * axis.stride + axis.span - axis.size) for axis in axes],
+        "stride": [axis.stride for axis in axes],
+        "dilation": [axis.dilation for axis in axes],
+    }

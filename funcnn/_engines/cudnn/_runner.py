@@ -1,0 +1,311 @@
+"""Running a real convolution: which graph serves the arrays of a call, and what has to be copied or split for it.
+
+Graphs are prepared once for each batch size and memory layout of the operands, and kept. They own no array and no workspace.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
+
+from funcnn._engines import _gpu
+from funcnn._engines._order import FIRST, LAST, allocate, memory_order
+from funcnn._engines.cudnn._graph import RESULT, UIDS, Built, Problem, Recipe, Tensor, candidates, rebuilt
+from funcnn._spec import HALF_DTYPES, Axis, ConvSpec, Options
+from funcnn.errors import EngineError
+
+__all__ = ["Operands", "Runner"]
+
+MOST_GRAPHS = 64  # kept by a plan; each memory layout and batch size of a call takes one for each of the three maps
+MOST_ELEMENTS = 2**31 - 1  # from the first of an operand to its last: cuDNN's kernels index in 32 bits
+ALIGNMENT = 16  # bytes, of every operand of a graph
+REPEATS = 10  # runs of a candidate that are timed at once
+
+T = TypeVar("T")
+Array = _gpu.Array
+
+
+class Operands(NamedTuple):
+    """The arrays of one map, one of them its result: (N, C, *size), (O, C/groups, *kernel), (N, O, *out); bias (C,) or (O,)."""
+
+    image: Array
+    filter: Array
+    response: Array
+    bias: Array | None = None
+
+
+class _Way(NamedTuple):
+    """How a call is served: images at a time, and (where that is all of them) the graph and what else is to be done."""
+
+    step: int
+    built: Built | None = None  # None: in float32
+    packed: tuple[str, ...] = ()  # operands that are copied first
+    add_bias: bool = False  # after the graph
+
+
+class _Bounded(OrderedDict[Hashable, T]):
+    """A dict of the entries that were used last."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def find(self, key: Hashable) -> T | None:
+        found = self.get(key)
+        if found is not None:
+            self.move_to_end(key)
+        return found
+
+    def keep(self, key: Hashable, value: T) -> T:
+        self[key] = value
+        while len(self) > self._most:
+            self.popitem(last=False)
+        return value
+
+
+class Runner:
+    """The three maps of a real ConvSpec on one device. limit: most bytes of workspace."""
+
+    def __init__(self, spec: ConvSpec, options: Options, limit: int) -> None:
+        self.spec, self.options, self.limit = spec, options, limit
+        self.recipes: dict[Problem, Recipe] = {}  # of all graphs so far: what a pickle keeps
+        self._axes = spec.axes if len(spec.axes) > 1 else (Axis(1, 1, 1, 1, 0, 0, 1), *spec.axes)
+        self._ways: _Bounded[_Way] = _Bounded(4 * MOST_GRAPHS)
+        self._graphs: _Bounded[Built] = _Bounded(MOST_GRAPHS)
+        self._prepared: _Bounded[bool] = _Bounded(MOST_GRAPHS)
+        self._lock = threading.RLock()
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Most that a graph prepared so far needs."""
+        with self._lock:
+            return max((built.workspace for built in self._graphs.values()), default=0)
+
+    def prepare(
+        self, calls: tuple[tuple[str, bool], ...], n: int, order: str, filter_strides: tuple[int, ...] | None
+    ) -> None:
+        """Prepare graphs, given as (kind, biased), for n images in a memory order. filter_strides: in bytes; None: packed."""
+        key = (n, order, filter_strides)
+        with self._lock:
+            if self._prepared.find(key) is not None:
+                return
+            spec = self.spec
+            weight = packed(spec.weight_shape, FIRST)
+            if filter_strides is not None:
+                weight = weight._replace(strides=tuple(step // _itemsize(spec.dtype) for step in filter_strides))
+            for kind, biased in calls:
+                images, step = 0, n
+                while step != images:  # smaller parts, until one graph takes a whole one
+                    images = step
+                    image, response = (packed((images, *shape), order) for shape in (_near(spec), _far(spec)))
+                    tensors = {"image": image, "filter": weight, "response": response}
+                    step = self._find_way(kind, images, tensors, biased).step
+            self._prepared.keep(key, True)
+
+    def run(self, kind: str, operands: Operands) -> None:
+        """Queue a map that writes its result (which has elements, and so have the others)."""
+        n = len(operands.image)
+        way = self._way(kind, n, operands)
+        if way.step < n:
+            self._run_parts(kind, operands, way.step)
+        elif way.built is None:
+            self._run_wide(kind, operands)
+        else:
+            self._run_graph(kind, operands, way, way.built)
+
+    def _run_parts(self, kind: str, operands: Operands, step: int) -> None:
+        """So many images at a time."""
+        total: Any = 0
+        for lo in range(0, len(operands.image), step):
+            part = slice(lo, lo + step)
+            image, response = operands.image[part], operands.response[part]
+            if kind != "wgrad":
+                self.run(kind, operands._replace(image=image, response=response))
+                continue
+            weight = _packed_like(operands.filter)
+            self.run(kind, Operands(image, weight, response))
+            # Half floats: the parts are added in float32, though each has been rounded.
+            total = total + (weight.astype("float32") if self.spec.dtype in HALF_DTYPES else weight)
+        if kind == "wgrad":
+            operands.filter[...] = total
+
+    def _run_wide(self, kind: str, operands: Operands) -> None:
+        """Half floats in float32: without a graph that adds the bias they would be rounded twice."""
+        wide = Operands(*(None if array is None else array.astype("float32") for array in operands))
+        self._wide.run(kind, wide)
+        getattr(operands, RESULT[kind])[...] = getattr(wide, RESULT[kind])
+
+    @cached_property
+    def _wide(self) -> Runner:
+        return Runner(_in_dtype(self.spec, "float32"), self.options, self.limit)
+
+    def _run_graph(self, kind: str, operands: Operands, way: _Way, built: Built) -> None:
+        result = RESULT[kind]
+        pointers, copies = {}, {}
+        for name, uid in UIDS.items():
+            array = getattr(operands, name)
+            if array is None or (name == "bias" and way.add_bias):
+                continue
+            if name in way.packed or array.data.ptr % ALIGNMENT:
+                copies[name] = copy = _gpu.empty(array.shape, array.dtype) if name == "bias" else _packed_like(array)
+                if name != result:
+                    copy[...] = array
+                array = copy
+            pointers[uid] = array.data.ptr
+        _gpu.execute(built.graph, built.index, pointers, built.workspace)
+        target = getattr(operands, result)
+        if result in copies:
+            target[...] = copies[result]
+        if way.add_bias:
+            target += operands.bias.reshape(-1, *(1,) * (target.ndim - 2))  # type: ignore[union-attr]
+
+    # ---- which graph -------------------------------------------------------------------------------------------------
+
+    def _way(self, kind: str, n: int, operands: Operands) -> _Way:
+        """The way for a call; after the first of its kind one lookup."""
+        strides = operands.image.strides, operands.filter.strides, operands.response.strides
+        biased = operands.bias is not None
+        key = (kind, biased, n, *strides)
+        with self._lock:
+            found = self._ways.find(key)
+            if found is None:
+                itemsize = operands.image.itemsize
+                tensors = {
+                    name: Tensor(getattr(operands, name).shape, tuple(step // itemsize for step in steps))
+                    for name, steps in zip(("image", "filter", "response"), strides, strict=True)
+                }
+                found = self._ways.keep(key, self._find_way(kind, n, tensors, biased))
+            return found
+
+    def _find_way(self, kind: str, n: int, tensors: dict[str, Tensor], biased: bool) -> _Way:
+        order = memory_order(tensors["image"], self.spec.layout)
+        regular = {name: _canonical(tensor, order) for name, tensor in tensors.items()}
+        dense = {name: packed(tensor.shape, memory_order(tensor, order)) for name, tensor in tensors.items()}
+        if max(_extent(regular[name] or dense[name]) for name in tensors) > MOST_ELEMENTS and n > 1:
+            return _Way((n + 1) // 2)
+        refusals: list[str] = []
+        copied = [tuple(name for name in tensors if regular[name] is None)]
+        copied.append(tuple(name for name in tensors if regular[name] != dense[name]))  # where cuDNN refuses the strides
+        for names in dict.fromkeys(copied):
+            operands = {name: dense[name] if name in names else regular[name] or dense[name] for name in tensors}
+            built, add_bias = self._choose(kind, {name: _lifted(t) for name, t in operands.items()}, biased, refusals)
+            if built is not None and add_bias and self.spec.dtype in HALF_DTYPES:
+                return _Way(n)
+            if built is not None:
+                return _Way(n, built, names, add_bias)
+        if n > 1 and any("workspace" in reason for reason in refusals):
+            return _Way((n + 1) // 2)
+        reason = refusals[0] if refusals else "no engine is allowed"
+        raise EngineError(f"cuDNN has no {kind} plan for batch size {n} within {self.limit:,} bytes: {reason}")
+
+    def _choose(
+        self, kind: str, tensors: dict[str, Tensor], biased: bool, refusals: list[str]
+    ) -> tuple[Built | None, bool]:
+        """The graph, and whether a bias is to be added after it.
+
+        A graph with the bias in it reads and writes the result once, and rounds half floats once. But for float32 and
+        float64 it may have slow engines only, those that the heuristics do not name.
+        """
+        problem = Problem(kind, self.spec.dtype, self._axes, **tensors, biased=biased)
+        fused = self._graph(problem, refusals)
+        if not biased or (fused is not None and (self.spec.dtype in HALF_DTYPES or not fused.fallback)):
+            return fused, False
+        plain = self._graph(problem._replace(biased=False), refusals)
+        if fused is not None and (plain is None or plain.fallback):
+            return fused, False
+        return plain, True
+
+    def _graph(self, problem: Problem, refusals: list[str]) -> Built | None:
+        """The graph of a problem: kept, by its recipe, or a new one by the best candidate."""
+        found = self._graphs.find(problem)
+        if found is None and problem in self.recipes:
+            found = rebuilt(problem, self.recipes[problem])
+        if found is None:
+            allowed = candidates(problem, self.options, self.limit, refusals)
+            found = _fastest(problem, list(allowed)) if self.options.autotune else next(allowed, None)
+        if found is not None:
+            self._graphs.keep(problem, found)
+            self.recipes[problem] = found.recipe
+        return found
+
+
+def _fastest(problem: Problem, allowed: list[Built]) -> Built | None:
+    """The candidate with the least device time, on arrays of its own."""
+    if not allowed:
+        return None
+    arrays = {
+        UIDS[name]: _gpu.empty((_extent(getattr(problem, name)),), problem.dtype)
+        for name in ("image", "filter", "response")
+    }
+    if problem.biased:
+        arrays[UIDS["bias"]] = _gpu.empty((getattr(problem, RESULT[problem.kind]).shape[1],), problem.dtype)
+    pointers = {uid: array.data.ptr for uid, array in arrays.items()}
+
+    def run(built: Built) -> Callable[[], None]:
+        return lambda: _gpu.execute(built.graph, built.index, pointers, built.workspace)
+
+    return min(allowed, key=lambda built: _gpu.milliseconds(run(built), REPEATS))
+
+
+# ---- sizes and strides -----------------------------------------------------------------------------------------------
+
+
+def _near(spec: ConvSpec) -> tuple[int, ...]:
+    return (spec.inputs, *(axis.size for axis in spec.axes))
+
+
+def _far(spec: ConvSpec) -> tuple[int, ...]:
+    return (spec.outputs, *(axis.out for axis in spec.axes))
+
+
+def _in_dtype(spec: ConvSpec, dtype: str) -> ConvSpec:
+    return dataclasses.replace(spec, dtype=dtype, weight_dtype=dtype, y_dtype=dtype)
+
+
+def _itemsize(dtype: str) -> int:
+    return {"float64": 8, "float32": 4}.get(dtype, 2)
+
+
+def packed(shape: tuple[int, ...], order: str) -> Tensor:
+    """A tensor without gaps in a memory order."""
+    axes = [0, *range(2, len(shape)), 1] if order == LAST else list(range(len(shape)))
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(axes):
+        strides[axis] = step
+        step *= shape[axis]
+    return Tensor(shape, tuple(strides))
+
+
+def _canonical(tensor: Tensor, order: str) -> Tensor | None:
+    """The tensor with the strides of its axes of size 1 as in a packed one; None if elements overlap or lie backwards."""
+    steps = packed(tensor.shape, memory_order(tensor, order)).strides
+    strides = tuple(own if size > 1 else step for size, own, step in zip(*tensor, steps, strict=True))
+    room = 1
+    for step, size in sorted((own, size) for size, own in zip(tensor.shape, strides, strict=True) if size > 1):
+        if step < room:
+            return None
+        room = step * size
+    return Tensor(tensor.shape, strides)
+
+
+def _extent(tensor: Tensor) -> int:
+    """Elements from the first to the last, both counted."""
+    return 1 + sum((size - 1) * step for size, step in zip(*tensor, strict=True))
+
+
+def _lifted(tensor: Tensor) -> Tensor:
+    """With two spatial axes at least: a row is an image of one row, which cuDNN wants."""
+    if len(tensor.shape) > 3:
+        return tensor
+    (n, c, width), (image, channel, step) = tensor
+    row = c * width if channel == 1 and c > 1 else width * step
+    return Tensor((n, c, 1, width), (image, channel, row, step))
+
+
+def _packed_like(a: Array) -> Array:
+    """A new array without gaps in the memory order of another, which starts at a whole ALIGNMENT."""
+    return allocate(_gpu.empty, a.shape, a.dtype, memory_order(a, FIRST))
