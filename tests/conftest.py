@@ -12,8 +12,12 @@ import hypothesis
 import ml_dtypes
 import numpy as np
 import pytest
+from gpu import double
 
 import funcnn as fn
+
+# Packages under gpu/ are named as what they stand for: collected for doctests, they would be imported as it.
+collect_ignore = ["gpu"]
 
 hypothesis.settings.register_profile("fixed", max_examples=200, deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("fixed")
@@ -29,6 +33,9 @@ class Backend(enum.Enum):
     STRICT = ("array_api_strict", "xp", False)
     JAX = ("jax.numpy", "xp", False)
     TORCH = ("torch", "xp", False)
+    CUPY_XP = ("cupy", "xp", False)
+    CUPY_CUDNN = ("cupy", "cudnn", False)
+    CUPY_CUDA = ("cupy", "cuda", False)
 
     @property
     def module(self) -> str:
@@ -43,6 +50,10 @@ class Backend(enum.Enum):
         return self.module == "numpy"
 
     @property
+    def is_cupy(self) -> bool:
+        return self.module == "cupy"
+
+    @property
     def xp(self) -> Any:
         return importlib.import_module(self.module)
 
@@ -52,7 +63,7 @@ class Backend(enum.Enum):
             return False
         if self is Backend.TORCH and dtype in ("uint16", "uint32", "uint64"):
             return False
-        if self.is_numpy or self is Backend.JAX:
+        if self.is_numpy or self.is_cupy or self is Backend.JAX:
             return True
         return hasattr(self.xp, dtype)
 
@@ -90,18 +101,18 @@ class Backend(enum.Enum):
         if self is Backend.TORCH:
             array = array.detach()
             return array.float().numpy() if str(array.dtype) == "torch.bfloat16" else array.numpy()
-        return np.asarray(array)
+        return array.get() if self.is_cupy else np.asarray(array)
 
 
-# The README's test command has no torch; CI asks for it by name.
-_DEFAULT = [backend for backend in Backend if backend is not Backend.TORCH]
+# The README's test command has neither torch nor what the GPU engines need; CI asks for them by name.
+DEFAULT_BACKENDS = [backend for backend in Backend if backend is not Backend.TORCH and not backend.is_cupy]
 
 
 def selected_backends() -> list[Backend]:
     """FUNCNN_TEST_BACKENDS="numpy_blas,torch", or "all"; an unknown name is an error, so that a typo skips nothing."""
     names = os.environ.get("FUNCNN_TEST_BACKENDS", "")
     if not names:
-        return _DEFAULT
+        return DEFAULT_BACKENDS
     if names == "all":
         return list(Backend)
     known = {backend.name.lower(): backend for backend in Backend}
@@ -109,6 +120,10 @@ def selected_backends() -> list[Backend]:
     if unknown:
         raise pytest.UsageError(f"FUNCNN_TEST_BACKENDS: unknown {unknown}; known: {sorted(known)}")
     return [known[name] for name in names.split(",")]
+
+
+if any(backend.is_cupy for backend in selected_backends()) and not double.real_gpu():
+    double.install()
 
 
 @pytest.fixture(params=selected_backends(), ids=lambda backend: backend.name.lower())
