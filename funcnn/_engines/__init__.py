@@ -106,7 +106,8 @@ def plan_for(
                 continue
             plan = importlib.import_module(_TABLE[name].module).PLANS[type(spec)](*key)
         try:
-            plan.prepare(*arrays)
+            if arrays:
+                plan.prepare(*arrays)
         except EngineError as error:
             reason = str(error)
             continue

@@ -136,15 +136,28 @@ def _timed(run: Callable[[], Any]) -> float:
 # ---- cuDNN -----------------------------------------------------------------------------------------------------------
 
 
+def frontend() -> Any:
+    from gpu import graphs
+
+    return graphs.frontend()
+
+
+def stack() -> str:
+    return require_cudnn()
+
+
 def new_graph(**types: Any) -> Graph:
+    from gpu import graphs
+
     calls["new_graph"] += 1
-    raise NotImplementedError
+    return graphs.new_graph(**types)
 
 
 def execute(graph: Graph, index: int, pointers: dict[int, int], workspace: int) -> None:
+    from gpu import graphs
+
     calls["execute"] += 1
     for uid, address in pointers.items():
         check_live(f"execute: tensor {uid}", address)
-    if workspace:
-        check_live("execute: workspace", workspace)
-    raise NotImplementedError
+    assert workspace == graph.get_workspace_size_plan_at_index(index), "execute: the workspace is not the plan's"
+    graphs.execute(graph, pointers)

@@ -18,7 +18,7 @@ from typing import Any
 from funcnn._engines import _gpu
 from funcnn._engines._order import FIRST, LAST, allocate, memory_order
 from funcnn._engines._protocol import ConvPlan
-from funcnn._engines.cudnn._runner import Operands, Runner
+from funcnn._engines.cudnn._runner import Operands, Runner, by_channel
 from funcnn._spec import COMPLEX_DTYPES, FLOAT_DTYPES, HALF_DTYPES, REAL_OF_COMPLEX, ConvSpec, Spec
 
 __all__ = ["CudnnConv"]
@@ -122,7 +122,7 @@ class CudnnConv(ConvPlan):
             order = memory_order(source, self.spec.layout)
             if not source.size or not shape[0]:
                 y = allocate(_gpu.empty, (len(source), *shape), self.spec.y_dtype, order)
-                y[...] = 0 if bias is None else _by_channel(bias, y)
+                y[...] = 0 if bias is None else by_channel(bias, y)
                 return y
             run = self._runner(device).run
             if self.spec.dtype in FLOAT_DTYPES:
@@ -137,7 +137,7 @@ class CudnnConv(ConvPlan):
             run(kind, _operands(kind, self._real(source, order), weight, y, shift))
             y = self._complex(y, order)
             if bias is not None and shift is None:
-                y += _by_channel(bias, y)
+                y += by_channel(bias, y)
             return y
 
     def weight_gradient(self, x: Array, y: Array) -> Array:
@@ -242,11 +242,6 @@ class CudnnConv(ConvPlan):
 def _operands(kind: str, source: Array, weight: Array, result: Array, bias: Array | None) -> Operands:
     image, response = (source, result) if kind == "fprop" else (result, source)
     return Operands(image, weight, response, bias)
-
-
-def _by_channel(bias: Array, y: Array) -> Array:
-    """bias (C,) to broadcast against y (N, C, *sizes)."""
-    return bias.reshape(-1, *(1,) * (y.ndim - 2))
 
 
 def _parts_of(bias: Array) -> Array:

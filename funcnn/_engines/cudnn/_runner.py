@@ -18,7 +18,7 @@ from funcnn._engines.cudnn._graph import RESULT, UIDS, Built, Problem, Recipe, T
 from funcnn._spec import HALF_DTYPES, Axis, ConvSpec, Options
 from funcnn.errors import EngineError
 
-__all__ = ["Operands", "Runner"]
+__all__ = ["Operands", "Runner", "by_channel"]
 
 MOST_GRAPHS = 64  # kept by a plan; each memory layout and batch size of a call takes one for each of the three maps
 MOST_ELEMENTS = 2**31 - 1  # from the first of an operand to its last: cuDNN's kernels index in 32 bits
@@ -73,7 +73,9 @@ class Runner:
     def __init__(self, spec: ConvSpec, options: Options, limit: int) -> None:
         self.spec, self.options, self.limit = spec, options, limit
         self.recipes: dict[Problem, Recipe] = {}  # of all graphs so far: what a pickle keeps
-        self._axes = spec.axes if len(spec.axes) > 1 else (Axis(1, 1, 1, 1, 0, 0, 1), *spec.axes)
+        self._reached = tuple(_reached(axis) for axis in spec.axes)
+        axes = tuple(axis._replace(size=size) for axis, size in zip(spec.axes, self._reached, strict=True))
+        self._axes = axes if len(axes) > 1 else (Axis(1, 1, 1, 1, 0, 0, 1), *axes)
         self._ways: _Bounded[_Way] = _Bounded(4 * MOST_GRAPHS)
         self._graphs: _Bounded[Built] = _Bounded(MOST_GRAPHS)
         self._prepared: _Bounded[bool] = _Bounded(MOST_GRAPHS)
@@ -102,13 +104,19 @@ class Runner:
                 while step != images:  # smaller parts, until one graph takes a whole one
                     images = step
                     image, response = (packed((images, *shape), order) for shape in (_near(spec), _far(spec)))
+                    image = image._replace(shape=(*image.shape[:2], *self._reached))
                     tensors = {"image": image, "filter": weight, "response": response}
                     step = self._find_way(kind, images, tensors, biased).step
             self._prepared.keep(key, True)
 
     def run(self, kind: str, operands: Operands) -> None:
         """Queue a map that writes its result (which has elements, and so have the others)."""
-        n = len(operands.image)
+        n, _, *sizes = operands.image.shape
+        if tuple(sizes) != self._reached:
+            if kind == "dgrad":
+                operands.image[...] = 0 if operands.bias is None else by_channel(operands.bias, operands.image)
+            reached = (..., *(slice(size) for size in self._reached))
+            operands = operands._replace(image=operands.image[reached])
         way = self._way(kind, n, operands)
         if way.step < n:
             self._run_parts(kind, operands, way.step)
@@ -161,7 +169,7 @@ class Runner:
         if result in copies:
             target[...] = copies[result]
         if way.add_bias:
-            target += operands.bias.reshape(-1, *(1,) * (target.ndim - 2))  # type: ignore[union-attr]
+            target += by_channel(operands.bias, target)
 
     # ---- which graph -------------------------------------------------------------------------------------------------
 
@@ -252,6 +260,17 @@ def _fastest(problem: Problem, allowed: list[Built]) -> Built | None:
 
 
 # ---- sizes and strides -----------------------------------------------------------------------------------------------
+
+
+def by_channel(bias: Array, y: Array) -> Array:
+    """bias (C,) to broadcast against y (N, C, *sizes)."""
+    return bias.reshape(-1, *(1,) * (y.ndim - 2))
+
+
+def _reached(axis: Axis) -> int:
+    """Cells up to the last that a window reads, where cuDNN would fit in more windows; else all."""
+    last = axis.start(0) + (axis.out - 1) * axis.stride + axis.span
+    return axis.size if axis.size - last < axis.stride else last
 
 
 def _near(spec: ConvSpec) -> tuple[int, ...]:
