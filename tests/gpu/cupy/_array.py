@@ -31,6 +31,8 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         dtype = np.dtype(dtype)
         _check_dtype(dtype)
+        if any(n < 0 for n in shape):
+            raise ValueError("Negative dimensions are not allowed")
         if memptr is None:
             memptr = MemoryPointer(Memory(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize), 0)
         self.base: ndarray | None = None
@@ -189,7 +191,7 @@ class Flags:
         self.c_contiguous, self.f_contiguous, self.owndata = flags.c_contiguous, flags.f_contiguous, owndata
 
     def __getitem__(self, name: str) -> bool:
-        return getattr(self, name.lower())
+        return vars(self)[name.lower()]
 
 
 def _namespace() -> Any:
@@ -330,7 +332,8 @@ for _name in (
     *("transpose", "var", "view"),
 ):
     setattr(ndarray, _name, method(_name))
-for _name in ("T", "mT", "real", "imag"):
+ndarray.T = property(lambda self: self if self.ndim < 2 else self.transpose())
+for _name in ("mT", "real", "imag"):
     setattr(ndarray, _name, property(lambda self, name=_name: wrap(getattr(self._host, name), (self,))))
 
 
@@ -369,7 +372,8 @@ def empty(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
 
 def ascontiguousarray(a: Any, dtype: Any = None) -> ndarray:
     a = asarray(a, dtype)
-    return a if a.flags.c_contiguous else a.copy()
+    a = a if a.flags.c_contiguous else a.copy()
+    return a if a.ndim else a.reshape(1)
 
 
 def asnumpy(a: Any, stream: Any = None, order: str = "C", out: Host | None = None) -> Host:

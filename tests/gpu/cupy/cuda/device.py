@@ -14,6 +14,13 @@ def current() -> int:
     return getattr(_current, "id", 0)
 
 
+def _stack() -> list[int]:
+    """What was current before each `with` that this thread is in."""
+    if not hasattr(_current, "stack"):
+        _current.stack = []
+    return _current.stack
+
+
 class Device:
     """A device by its number; within `with` it is the current one. It cannot be hashed, as CuPy's cannot."""
 
@@ -23,7 +30,6 @@ class Device:
         self.id = current() if device is None else int(device)
         if not 0 <= self.id < COUNT:
             raise RuntimeError(f"cudaErrorInvalidDevice: invalid device ordinal {self.id}")
-        self._before: list[int] = []
 
     def __int__(self) -> int:
         return self.id
@@ -35,12 +41,12 @@ class Device:
         return f"<CUDA Device {self.id}>"
 
     def __enter__(self) -> Device:
-        self._before.append(current())
+        _stack().append(current())
         self.use()
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        _current.id = self._before.pop()
+        _current.id = _stack().pop()
 
     def use(self) -> None:
         _current.id = self.id

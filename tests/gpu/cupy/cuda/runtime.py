@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from . import device
 
+__all__ = ["getDevice", "getDeviceCount", "memGetInfo", "setDevice"]
+
 MEMORY = 8 << 30  # bytes that the double says a device has
 
 
