@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import ModuleType
@@ -52,6 +53,15 @@ class Library:
     def place(self, device: str | None) -> dict[str, Any]:
         """Keywords that make a new array on a device given as text; None: the library's default."""
         return {} if device is None else {"device": self.devices[device]}
+
+    def on(self, device: str | None) -> AbstractContextManager[Any]:
+        """Within it new arrays lie on a device given as text: array_api_compat drops what CuPy is told by `place`."""
+        return nullcontext() if device is None or self.name != "cupy" else self.devices[device]
+
+    def zeros(self, shape: tuple[int, ...], dtype: str, device: str | None) -> Array:
+        """Zeros on a device given as text."""
+        with self.on(device):
+            return self.xp.zeros(shape, dtype=self.dtype(dtype), **self.place(device))
 
     @property
     def widest_int(self) -> str:
@@ -187,10 +197,12 @@ class ArraySpec:
         return f"ArraySpec({self.shape}, {dtype_name(self.dtype)}, {self.library.name}{device}{order})"
 
     def _key(self) -> tuple[Any, ...]:
-        return self.shape, dtype_name(self.dtype), self.library.name, self.device, self.order
+        """What makes it equal to another one. CuPy's devices cannot be hashed: their text stands for them."""
+        device = self.library.device_text(self.device)
+        return self.shape, dtype_name(self.dtype), self.library.name, device, self.order
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle_spec, (*self._key(),)
+        return _unpickle_spec, (self.shape, dtype_name(self.dtype), self.library.name, self.device, self.order)
 
     def __eq__(self, other: object) -> bool:
         return self._key() == other._key() if isinstance(other, ArraySpec) else NotImplemented

@@ -12,6 +12,7 @@ import dataclasses
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -73,7 +74,9 @@ def empty_like(array: Any) -> Any:
         return array
     xp = array_api_compat.array_namespace(array)
     place = {} if array_api_compat.is_jax_array(array) else {"device": array_api_compat.device(array)}
-    return xp.zeros((0,) * array.ndim, dtype=array.dtype, **place)
+    # array_api_compat passes no device on to CuPy, which makes arrays on the current one.
+    with array.device if array_api_compat.is_cupy_array(array) else nullcontext():
+        return xp.zeros((0,) * array.ndim, dtype=array.dtype, **place)
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)

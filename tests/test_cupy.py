@@ -23,11 +23,13 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import optree
 import pytest
 from conftest import selected_backends
 from gpu import double
 
 import funcnn as fn
+from funcnn import layers as L
 from funcnn._engines import _gpu
 
 HERE = Path(__file__).parent
@@ -360,6 +362,57 @@ def test_the_narrow_module_on_the_double(doubled: Any) -> None:
 # ---- funcnn on it ----------------------------------------------------------------------------------------------------
 
 
+def devices(tree: Any) -> set[int]:
+    return {leaf.device.id for leaf in optree.tree_leaves(tree, namespace="funcnn")}
+
+
+NET = L.serial(L.conv(4, 3), L.relu(), L.max_pool(2), L.flatten(), L.dropout(0.3), L.linear(3))
+
+
+def test_what_an_init_makes_lies_on_the_device_it_is_for(doubled: Any) -> None:
+    there = doubled.cuda.Device(1)
+    with there:
+        x = doubled.asarray(np.ones((2, 3, 8, 8), np.float32))
+    for like in (x, fn.ArraySpec(x.shape, "float32", doubled, device=there)):
+        assert devices(fn.dropout_init(like, 0.5, seed=1)) == {1}
+        assert devices(fn.max_pool_init(like, 2)) == {1}
+        params, state, _ = NET.init(0, like)
+        assert devices(params) == devices(state) == {1}
+    with there:
+        _, state = NET.forward(params, state, x)
+        _, pool = fn.max_pool(x, fn.max_pool_init(x, 2))
+        _, drop = fn.dropout(x, fn.dropout_init(x, 0.5, seed=1))
+    assert devices(state) == devices(fn.clear(state)) == {1}
+    assert fn.max_pool_indices(pool).device == there
+    assert fn.dropout(x, drop, train=False)[0].device == there
+    half, _, _ = L.linear(3).init(0, fn.ArraySpec((2, 5), "float16", doubled, device=there))
+    assert devices(half) == {1}
+
+
+def test_the_step_of_dropout_stays_on_its_device(doubled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = doubled.cuda.Device(1)
+    with there:
+        x = doubled.zeros((2, 3))
+    state = fn.dropout_init(x, 0.5, seed=1, engine="xp")
+    forward = type(state.plan).forward
+
+    def on_its_device(*given: Any) -> Any:
+        with there:
+            return forward(*given)
+
+    monkeypatch.setattr(type(state.plan), "forward", on_its_device)  # as engines of their own for CuPy do it
+    assert devices(fn.dropout(x, state)) == {1}
+
+
+def test_array_specs_with_devices_are_values(cupy: Any) -> None:
+    specs = [fn.ArraySpec((1,), "float32", cupy, device=cupy.cuda.Device(0)) for _ in range(2)]
+    assert len(set(specs)) == 1
+    assert specs[0] == specs[1] != fn.ArraySpec((1,), "float32", cupy)
+    again = pickle.loads(pickle.dumps(specs[0]))
+    assert again == specs[0]
+    assert again.device == cupy.cuda.Device(0)
+
+
 def test_states_of_another_device_are_refused(doubled: Any) -> None:
     x = doubled.zeros((1, 1, 4, 4))
     state = fn.max_pool_init(x, 2)
@@ -402,6 +455,6 @@ def test_the_example_learns_on_cupy(cupy: Any, tmp_path: Path) -> None:
     _, test = train_digits.load(0)
     train_digits.save(tmp_path / "w.npz", run.params)
     restored = train_digits.restore(tmp_path / "w.npz", run.params, cupy)
-    assert {type(layer["weight"]) for layer in restored if layer} == {cupy.ndarray}
+    assert {type(leaf) for leaf in optree.tree_leaves(restored)} == {cupy.ndarray}
     again = train_digits.predict(restored, fn.clear(run.state), cupy.asarray(test.x))
     np.testing.assert_array_equal(again, run.predicted)

@@ -152,7 +152,7 @@ def saving(op: Any, arrays: tuple[Any, ...], train: bool) -> LayerState:
 
 def unsaved(x: ArraySpec, *ndims: int) -> tuple[Any, ...]:
     """Zero-size stand-ins for saved arrays with these numbers of axes."""
-    return tuple(x.xp.zeros((0,) * ndim, dtype=x.dtype, **place(x)) for ndim in ndims)
+    return tuple(zeros((0,) * ndim, x) for ndim in ndims)
 
 
 def wide(function: str, name: str, x: Array, *, real: bool = True) -> tuple[Library, Any, Array]:
@@ -231,11 +231,12 @@ def _draw(function: str, seed: Seed, x: ArraySpec, draw: Callable[[np.random.Gen
         values = values.astype(dtype)
     elif dtype != "float64":
         values = values.astype(np.float32)
-    return x.xp.astype(x.xp.asarray(values, **place(x)), x.dtype, copy=False)
+    with x.library.on(x.library.device_text(x.device)):
+        return x.xp.astype(x.xp.asarray(values, **place(x)), x.dtype, copy=False)
 
 
 def zeros(shape: tuple[int, ...], x: ArraySpec) -> Array:
-    return x.xp.zeros(shape, dtype=x.dtype, **place(x))
+    return x.library.zeros(shape, dtype_name(x.dtype), x.library.device_text(x.device))
 
 
 def namespace(array: Array) -> Any:

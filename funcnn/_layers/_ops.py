@@ -23,7 +23,6 @@ from funcnn._layers._base import (
     int_seed,
     like,
     namespace,
-    place,
     rounded,
     saving,
     spec_of,
@@ -505,7 +504,7 @@ def flatten() -> Layer:
 
 def shape_of(spec: ArraySpec) -> Array:
     """An array (0, ...) without memory that holds the shape of one sample; a state is made of arrays."""
-    return spec.xp.zeros((0, *spec.shape[1:]), dtype=spec.dtype, **place(spec))
+    return zeros((0, *spec.shape[1:]), spec)
 
 
 __all__ = [

@@ -128,4 +128,4 @@ def _to_last(ndim: int) -> tuple[int, ...]:
 
 def empty(library: Library, device: str | None, ndim: int, dtype: str) -> Array:
     """A residual of zero size, for a state that has not run."""
-    return library.xp.zeros((0,) * ndim, dtype=library.dtype(dtype), **library.place(device))
+    return library.zeros((0,) * ndim, dtype, device)

@@ -76,7 +76,7 @@ def dropout_init(
     library, device, shape, dtype = describe("dropout_init", "x", x)
     spec = dropout_spec("dropout_init", shape, dtype, rate=rate, seed=seed, layout=layout)
     plan = plan_for("dropout_init", engine, spec, options, library.name, device)
-    step = library.xp.zeros((), dtype=library.dtype("int32"), **library.place(device))
+    step = library.zeros((), "int32", device)
     return DropoutState(plan, empty(library, device, len(shape), "bool"), step, batch=shape[0])
 
 
@@ -118,13 +118,14 @@ def dropout(x: Array, state: DropoutState, train: bool = True) -> tuple[Array, D
     plan = state.plan
     check_batch("dropout", "x", x, plan, plan.spec.x_shape, plan.spec.dtype)
     check_bool("dropout", "train", train)
+    library = named(plan.library)
     if not train:
-        # Not x * 1, which turns complex infinities into NaN.
-        library = named(plan.library)
-        return library.xp.astype(x, library.dtype(plan.spec.dtype), copy=True), clear(state)
+        with library.on(library.device(x)):  # not x * 1, which turns complex infinities into NaN
+            return library.xp.astype(x, library.dtype(plan.spec.dtype), copy=True), clear(state)
     check_array("dropout", "state.step", state.step, plan, (), "int32")
     y, mask = plan.forward(to_engine(x, plan), state.step)
-    step = named(plan.library).xp.asarray(state.step + 1, dtype=state.step.dtype)
+    with library.on(library.device(state.step)):
+        step = library.xp.asarray(state.step + 1, dtype=state.step.dtype)
     return to_user(y, plan), dataclasses.replace(state, mask=to_user(mask, plan), step=step)
 
 

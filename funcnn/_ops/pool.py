@@ -218,18 +218,21 @@ def max_pool_indices(state: MaxPoolState, base: str = "plane") -> Array:
         shape[axis] = count
         return xp.reshape(xp.arange(count, dtype=integer, **library.place(library.device(state.argmax))), tuple(shape))
 
-    argmax = xp.astype(to_engine(state.argmax, plan), integer)
-    flat: Array = 0
-    inner = spec.taps
-    for i, axis in enumerate(spec.axes):
-        inner //= axis.kernel
-        tap = argmax // inner % axis.kernel
-        flat = flat * axis.size + counted(i + 2, axis.out, argmax.ndim) * axis.stride + tap * axis.dilation - axis.lo
-    if base == "tensor":
-        plane = math.prod(axis.size for axis in spec.axes)
-        channel = counted(0, argmax.shape[0], argmax.ndim) * spec.channels + counted(1, spec.channels, argmax.ndim)
-        flat = flat + channel * plane
-    return to_user(flat, plan)
+    with library.on(library.device(state.argmax)):
+        argmax = xp.astype(to_engine(state.argmax, plan), integer)
+        flat: Array = 0
+        inner = spec.taps
+        for i, axis in enumerate(spec.axes):
+            inner //= axis.kernel
+            tap = argmax // inner % axis.kernel
+            flat = (
+                flat * axis.size + counted(i + 2, axis.out, argmax.ndim) * axis.stride + tap * axis.dilation - axis.lo
+            )
+        if base == "tensor":
+            plane = math.prod(axis.size for axis in spec.axes)
+            channel = counted(0, argmax.shape[0], argmax.ndim) * spec.channels + counted(1, spec.channels, argmax.ndim)
+            flat = flat + channel * plane
+        return to_user(flat, plan)
 
 
 def avg_pool_init(
