@@ -154,6 +154,17 @@ def small_scratch() -> Any:
     fn.release_scratch()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
+    """Skip what an engine leaves to the next one in the table: it says so by the refusal of a whole kind of Spec."""
+    try:
+        return (yield)
+    except fn.errors.EngineError as error:
+        if " it has no " in str(error):
+            pytest.skip(str(error).split(": ", 1)[1])
+        raise
+
+
 def need(backend: Backend) -> None:
     """Skip the rest of a test that is about one library, where that backend was not selected."""
     if backend not in selected_backends():

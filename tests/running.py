@@ -40,20 +40,9 @@ def to_layout(name: str, array: Any, layout: str) -> Any:
 
 def start(case: Case, backend: Backend, arrays: Arrays, layout: str = "channels_first", **options: Any) -> Any:
     """The op state for arrays of a backend (or ArraySpecs)."""
-    spare_engine(case, backend, arrays)
     init = getattr(fn, f"{case.op}_init")
     second = arrays["weight"] if case.is_conv else case.kernel
     return init(arrays["x"], second, layout=layout, **{"engine": backend.engine, **case.options, **options})
-
-
-def spare_engine(case: Case, backend: Backend, arrays: Arrays) -> None:
-    """Skip what an engine leaves to the next one in the table."""
-    if backend.engine == "cudnn" and not case.is_conv:
-        pytest.skip("engine cudnn has convolutions only")
-    if backend.engine in ("jit", "cudnn") and case.is_conv and len(arrays["x"].shape) > 5:
-        pytest.skip(f"engine {backend.engine} has convolutions of 1 to 3 spatial axes")
-    if backend.engine == "cudnn" and np.dtype(str(arrays["x"].dtype).rsplit(".")[-1]).kind in "iu":
-        pytest.skip("engine cudnn has no integers")
 
 
 def steps(op: str, arrays: Arrays, state: Any, differentiable: bool = True) -> tuple[Arrays, Any]:

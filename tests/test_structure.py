@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,9 @@ MAY_IMPORT = {
     "_engines.xp": {"_spec", "errors", "_arrays", "_engines._protocol", "_engines._hash"},
     "_engines.blas": {"_spec", "errors", "_scratch", *ENGINE_PARTS, "_engines.blas"},
     "_engines.jit": {"_spec", "errors", "_scratch", *ENGINE_PARTS, "_engines.jit"},
+    "_engines._gpu": set(),
+    "_engines.cudnn": {"_spec", "errors", *ENGINE_PARTS, "_engines._gpu", "_engines.cudnn"},
+    "_engines.cuda": {"_spec", "errors", *ENGINE_PARTS, "_engines._gpu", "_engines.cuda"},
     "_engines": {"_spec", "errors", "_engines._protocol"},
     "_ops": {"_spec", "errors", "_arrays", "_engines", "state", "_ops"},
     "ops": {"_spec", "errors", "_arrays", "state", "_ops"},
@@ -81,8 +85,9 @@ def test_import_brings_no_optional_library() -> None:
     subprocess.run([sys.executable, "-Werror", "-c", code], check=True)
 
 
-def test_command_line_lists_the_engines() -> None:
-    out = subprocess.run([sys.executable, "-m", "funcnn"], check=True, capture_output=True, text=True).stdout
+def test_command_line_lists_the_engines(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_module("funcnn", run_name="__main__")
+    out = capsys.readouterr().out
     assert out.startswith(f"funcnn {fn.__version__}\n")
     for name, info in fn.engines().items():
         (line,) = [line for line in out.splitlines() if line.split()[0] == name]

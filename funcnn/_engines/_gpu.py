@@ -159,7 +159,7 @@ def device_of(array: Any) -> int:
 
 def on_device(device: int) -> AbstractContextManager[Any]:
     """While it is entered, the device is the current one."""
-    return _cupy().cuda.Device(device)  # type: ignore[no-any-return]
+    return _cupy().cuda.Device(device)
 
 
 def free_bytes() -> int:

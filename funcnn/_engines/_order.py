@@ -12,8 +12,8 @@ FIRST, LAST = "channels_first", "channels_last"
 Array = np.ndarray[Any, Any]
 
 
-def memory_order(x: Array, layout: str) -> str:
-    """FIRST or LAST: whether the channels of x (N, C, *spatial) lie innermost in memory; `layout` where both fit."""
+def memory_order(x: Any, layout: str) -> str:
+    """FIRST or LAST: whether the channels of x (N, C, *spatial; what has a shape and strides) lie innermost; else `layout`."""
     strides = [abs(s) for s, n in zip(x.strides[2:], x.shape[2:], strict=True) if n > 1]
     if x.shape[1] < 2 or not strides or not x.strides[1]:
         return layout

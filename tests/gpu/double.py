@@ -80,7 +80,9 @@ def empty(shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 def device_of(array: Array) -> int:
-    return int(array.device.id)
+    import cupy
+
+    return int((array.device or cupy.cuda.Device()).id)
 
 
 def on_device(device: int) -> AbstractContextManager[Any]:

@@ -188,9 +188,7 @@ class CudnnConv(ConvPlan):
     def _real_spec(self) -> ConvSpec:
         spec, dtype = self.spec, REAL_OF_COMPLEX.get(self.spec.dtype, self.spec.dtype)
         inputs, outputs = self._parts * spec.inputs, self._parts * spec.outputs
-        return dataclasses.replace(
-            spec, inputs=inputs, outputs=outputs, dtype=dtype, weight_dtype=dtype, y_dtype=dtype
-        )
+        return dataclasses.replace(spec, inputs=inputs, outputs=outputs, dtype=dtype, weight_dtype=dtype, y_dtype=dtype)
 
     def _real(self, a: Array, order: str) -> Array:
         """A complex (N, C, *sizes) as real (N, 2 C, *sizes), or (2 N, C, *sizes) under a real weight."""

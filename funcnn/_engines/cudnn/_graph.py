@@ -53,7 +53,7 @@ class Built(NamedTuple):
     """A graph with one plan that is ready to run. fallback: the heuristics did not name it."""
 
     graph: _gpu.Graph
-    index: int
+    number: int
     workspace: int
     name: str
     recipe: Recipe
@@ -82,7 +82,9 @@ def candidates(problem: Problem, options: Options, limit: int, refusals: list[st
                 refusals.append(_first_line(error))
                 continue
             if built.workspace > limit:
-                refusals.append(f"{built.name} needs {built.workspace:,} bytes of workspace, over the limit of {limit:,}")
+                refusals.append(
+                    f"{built.name} needs {built.workspace:,} bytes of workspace, over the limit of {limit:,}"
+                )
                 continue
             yield built
 

@@ -164,7 +164,7 @@ class Runner:
                     copy[...] = array
                 array = copy
             pointers[uid] = array.data.ptr
-        _gpu.execute(built.graph, built.index, pointers, built.workspace)
+        _gpu.execute(built.graph, built.number, pointers, built.workspace)
         target = getattr(operands, result)
         if result in copies:
             target[...] = copies[result]
@@ -197,7 +197,9 @@ class Runner:
             return _Way((n + 1) // 2)
         refusals: list[str] = []
         copied = [tuple(name for name in tensors if regular[name] is None)]
-        copied.append(tuple(name for name in tensors if regular[name] != dense[name]))  # where cuDNN refuses the strides
+        copied.append(
+            tuple(name for name in tensors if regular[name] != dense[name])
+        )  # where cuDNN refuses the strides
         for names in dict.fromkeys(copied):
             operands = {name: dense[name] if name in names else regular[name] or dense[name] for name in tensors}
             built, add_bias = self._choose(kind, {name: _lifted(t) for name, t in operands.items()}, biased, refusals)
@@ -254,7 +256,7 @@ def _fastest(problem: Problem, allowed: list[Built]) -> Built | None:
     pointers = {uid: array.data.ptr for uid, array in arrays.items()}
 
     def run(built: Built) -> Callable[[], None]:
-        return lambda: _gpu.execute(built.graph, built.index, pointers, built.workspace)
+        return lambda: _gpu.execute(built.graph, built.number, pointers, built.workspace)
 
     return min(allowed, key=lambda built: _gpu.milliseconds(run(built), REPEATS))
 
