@@ -45,7 +45,7 @@ class Plan(Generic[S]):
         return "direct"
 
     def prepare(self, *arrays: Any) -> None:
-        """Make ready what calls with arrays (or ArraySpecs) like those of an init need; EngineError where that cannot be had."""
+        """Make ready what calls with arrays (or ArraySpecs) like those of an init need; EngineError where it cannot be had."""
 
     def keepsake(self) -> Any:
         """What a pickle keeps beside the arguments of the plan, None for nothing."""

@@ -82,7 +82,7 @@ def new_graph(**types: Any) -> Any:
 
 
 def execute(graph: Any, pointers: dict[int, int]) -> None:
-    """Compute a graph of at most a convolution and an addition, as its nodes say, in float64, on the tensors at these addresses."""
+    """Compute a graph on the tensors at these addresses, node by node (a convolution, an addition), in float64."""
     values: dict[int, np.ndarray] = {}
     for node in graph.nodes:
         inputs = {

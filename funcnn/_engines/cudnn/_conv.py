@@ -208,10 +208,9 @@ class CudnnConv(ConvPlan):
 
     def _complex(self, a: Array, order: str) -> Array:
         """The inverse of `_real`."""
-        n, c, *sizes = a.shape
         if self._parts == 2 and order == LAST:
             return _to_first(_to_last(a).view(self.spec.dtype))
-        half = n // 2
+        half = len(a) // 2
         real, imag = (a[:, ::2], a[:, 1::2]) if self._parts == 2 else (a[:half], a[half:])
         y = allocate(_gpu.empty, real.shape, self.spec.dtype, order)
         y.real[...], y.imag[...] = real, imag

@@ -37,13 +37,17 @@ class Operands(NamedTuple):
     response: Array
     bias: Array | None = None
 
+    def there(self) -> list[tuple[str, Array]]:
+        """Names and arrays, without a bias that is None."""
+        return [(name, array) for name, array in zip(self._fields, self, strict=True) if array is not None]
+
 
 class _Way(NamedTuple):
-    """How a call is served: images at a time, and (where that is all of them) the graph and what else is to be done."""
+    """How a call is served: by copies of some operands, by fewer images at a time, by a graph, or (None) in float32."""
 
     step: int
-    built: Built | None = None  # None: in float32
-    packed: tuple[str, ...] = ()  # operands that are copied first
+    packed: tuple[str, ...] = ()
+    built: Built | None = None
     add_bias: bool = False  # after the graph
 
 
@@ -117,13 +121,26 @@ class Runner:
                 operands.image[...] = 0 if operands.bias is None else by_channel(operands.bias, operands.image)
             reached = (..., *(slice(size) for size in self._reached))
             operands = operands._replace(image=operands.image[reached])
-        way = self._way(kind, n, operands)
-        if way.step < n:
+        unaligned = tuple(name for name, array in operands.there() if array.data.ptr % ALIGNMENT)
+        way = _Way(n, unaligned) if unaligned else self._way(kind, n, operands)
+        if way.packed:
+            self._run_packed(kind, operands, way.packed)
+        elif way.step < n:
             self._run_parts(kind, operands, way.step)
         elif way.built is None:
             self._run_wide(kind, operands)
         else:
-            self._run_graph(kind, operands, way, way.built)
+            self._run_graph(kind, operands, way.built, way.add_bias)
+
+    def _run_packed(self, kind: str, operands: Operands, names: tuple[str, ...]) -> None:
+        """With copies of some operands, without gaps and at whole multiples of ALIGNMENT."""
+        copies = {name: _packed_like(getattr(operands, name)) for name in names}
+        for name, copy in copies.items():
+            if name != RESULT[kind]:
+                copy[...] = getattr(operands, name)
+        self.run(kind, operands._replace(**copies))
+        if RESULT[kind] in copies:
+            getattr(operands, RESULT[kind])[...] = copies[RESULT[kind]]
 
     def _run_parts(self, kind: str, operands: Operands, step: int) -> None:
         """So many images at a time."""
@@ -151,33 +168,22 @@ class Runner:
     def _wide(self) -> Runner:
         return Runner(_in_dtype(self.spec, "float32"), self.options, self.limit)
 
-    def _run_graph(self, kind: str, operands: Operands, way: _Way, built: Built) -> None:
-        result = RESULT[kind]
-        pointers, copies = {}, {}
-        for name, uid in UIDS.items():
-            array = getattr(operands, name)
-            if array is None or (name == "bias" and way.add_bias):
-                continue
-            if name in way.packed or array.data.ptr % ALIGNMENT:
-                copies[name] = copy = _gpu.empty(array.shape, array.dtype) if name == "bias" else _packed_like(array)
-                if name != result:
-                    copy[...] = array
-                array = copy
-            pointers[uid] = array.data.ptr
+    def _run_graph(self, kind: str, operands: Operands, built: Built, add_bias: bool) -> None:
+        pointers = {UIDS[name]: array.data.ptr for name, array in operands.there() if name != "bias" or not add_bias}
         _gpu.execute(built.graph, built.number, pointers, built.workspace)
-        target = getattr(operands, result)
-        if result in copies:
-            target[...] = copies[result]
-        if way.add_bias:
-            target += by_channel(operands.bias, target)
+        if add_bias:
+            result = getattr(operands, RESULT[kind])
+            result += by_channel(operands.bias, result)
 
     # ---- which graph -------------------------------------------------------------------------------------------------
 
     def _way(self, kind: str, n: int, operands: Operands) -> _Way:
         """The way for a call; after the first of its kind one lookup."""
         strides = operands.image.strides, operands.filter.strides, operands.response.strides
-        biased = operands.bias is not None
-        key = (kind, biased, n, *strides)
+        bias = operands.bias
+        if bias is not None and bias.strides != (bias.itemsize,):
+            return _Way(n, ("bias",))
+        key = (kind, bias is not None, n, *strides)
         with self._lock:
             found = self._ways.find(key)
             if found is None:
@@ -186,27 +192,27 @@ class Runner:
                     name: Tensor(getattr(operands, name).shape, tuple(step // itemsize for step in steps))
                     for name, steps in zip(("image", "filter", "response"), strides, strict=True)
                 }
-                found = self._ways.keep(key, self._find_way(kind, n, tensors, biased))
+                found = self._ways.keep(key, self._find_way(kind, n, tensors, bias is not None))
             return found
 
     def _find_way(self, kind: str, n: int, tensors: dict[str, Tensor], biased: bool) -> _Way:
         order = memory_order(tensors["image"], self.spec.layout)
         regular = {name: _canonical(tensor, order) for name, tensor in tensors.items()}
-        dense = {name: packed(tensor.shape, memory_order(tensor, order)) for name, tensor in tensors.items()}
-        if max(_extent(regular[name] or dense[name]) for name in tensors) > MOST_ELEMENTS and n > 1:
+        irregular = tuple(name for name, tensor in regular.items() if tensor is None)
+        if irregular:
+            return _Way(n, irregular)
+        operands: dict[str, Any] = regular
+        if n > 1 and max(map(_extent, operands.values())) > MOST_ELEMENTS:
             return _Way((n + 1) // 2)
         refusals: list[str] = []
-        copied = [tuple(name for name in tensors if regular[name] is None)]
-        copied.append(
-            tuple(name for name in tensors if regular[name] != dense[name])
-        )  # where cuDNN refuses the strides
-        for names in dict.fromkeys(copied):
-            operands = {name: dense[name] if name in names else regular[name] or dense[name] for name in tensors}
-            built, add_bias = self._choose(kind, {name: _lifted(t) for name, t in operands.items()}, biased, refusals)
-            if built is not None and add_bias and self.spec.dtype in HALF_DTYPES:
-                return _Way(n)
-            if built is not None:
-                return _Way(n, built, names, add_bias)
+        built, add_bias = self._choose(kind, {name: _lifted(t) for name, t in operands.items()}, biased, refusals)
+        if built is not None and add_bias and self.spec.dtype in HALF_DTYPES:
+            return _Way(n)
+        if built is not None:
+            return _Way(n, built=built, add_bias=add_bias)
+        spread = tuple(name for name, t in operands.items() if t != packed(t.shape, memory_order(t, order)))
+        if spread:
+            return _Way(n, spread)
         if n > 1 and any("workspace" in reason for reason in refusals):
             return _Way((n + 1) // 2)
         reason = refusals[0] if refusals else "no engine is allowed"
@@ -329,4 +335,6 @@ def _lifted(tensor: Tensor) -> Tensor:
 
 def _packed_like(a: Array) -> Array:
     """A new array without gaps in the memory order of another, which starts at a whole ALIGNMENT."""
+    if a.ndim == 1:
+        return _gpu.empty(a.shape, a.dtype)
     return allocate(_gpu.empty, a.shape, a.dtype, memory_order(a, FIRST))

@@ -1,0 +1,485 @@
+"""Engine `cudnn`: which plans cuDNN makes for it, what it copies, splits and keeps. Results are in the tests of the ops.
+
+Without a GPU cuDNN plans for a described one, and NumPy computes what the graphs say (`gpu/graphs.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import CONV, CONV_TRANSPOSE, MIXED_CONV, MIXED_TRANSPOSE, Arrays, Case, conv, conv_transpose, exact, inputs
+from conftest import Backend, need
+from gpu import double
+from numpy.testing import assert_array_equal
+from running import FLOATS, LAYOUTS, assert_results, start, steps, to_layout
+
+import funcnn as fn
+from funcnn.errors import EngineError
+
+CUDNN = Backend.CUPY_CUDNN
+MIXED = [*MIXED_CONV, *MIXED_TRANSPOSE]
+LAYER = conv("layer", (8, 64, 28, 28), (64, 64, 3, 3), padding=1)
+
+
+@pytest.fixture(autouse=True)
+def cudnn() -> Any:
+    """Plans are made anew in every test."""
+    need(CUDNN)
+    fn._engines._plans.clear()
+    from funcnn._engines import cudnn
+
+    return cudnn
+
+
+def on_gpu(arrays: Arrays, layout: str = "channels_first") -> Arrays:
+    return {name: CUDNN.asarray(to_layout(name, array, layout)) for name, array in arrays.items()}
+
+
+def specs(case: Case, dtype: str, layout: str = "channels_first") -> Arrays:
+    """ArraySpecs in the place of arrays."""
+    shapes = {"x": case.x, "weight": case.weight}
+    if layout == "channels_last":
+        n, c, *sizes = case.x
+        shapes["x"] = (n, *sizes, c)
+    return {name: fn.ArraySpec(shape, dtype, CUDNN.xp) for name, shape in shapes.items()}
+
+
+def built(state: Any) -> dict[tuple[str, bool], Any]:
+    """The graphs that a plan keeps, by kind and whether they add a bias."""
+    (runner,) = state.plan._runners.values()
+    return {(problem.kind, problem.biased): graph for problem, graph in runner._graphs.items()}
+
+
+# ---- plans -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in (*CONV, *CONV_TRANSPOSE) if len(c.x) < 6 and 0 not in (*c.x, *c.weight)], ids=str
+)
+def test_every_spec_of_the_cases_gets_plans(case: Case) -> None:
+    for dtype, layout in itertools.product(FLOATS, LAYOUTS):
+        state = start(case, CUDNN, specs(case, dtype, layout), layout)
+        forward = "dgrad" if case.op == "conv_transpose" else "fprop"
+        graphs = built(state)
+        assert {kind for kind, _ in graphs} == {"fprop", "dgrad", "wgrad"}
+        assert (forward, True) in graphs or (forward, False) in graphs
+        for (kind, biased), graph in graphs.items():
+            check_graph(case, kind, biased, graph, dtype, layout)
+        assert state.plan.workspace_bytes == max(graph.workspace for graph in graphs.values()) <= 1 << 30
+
+
+def check_graph(case: Case, kind: str, biased: bool, graph: Any, dtype: str, layout: str) -> None:
+    """Tensors of a graph have the sizes of the case, a row made an image of one row, and packed strides of the layout."""
+    y = (case.x[0], case.outputs, *exact(case)[1]["y"].shape[2:])
+    near, far = (y, case.x) if case.op == "conv_transpose" else (case.x, y)
+    shapes = {"image": near, "filter": case.weight, "response": far}
+    node = graph.graph.nodes[0]
+    assert node.node_type.name == f"CONV_{kind.upper()}"
+    tensors = {
+        tensor.uid: tensor for part in graph.graph.nodes for tensor in (*part.inputs.values(), *part.outputs.values())
+    }
+    for uid, (name, shape) in enumerate(shapes.items(), 1):
+        tensor = tensors[uid]
+        lifted = (*shape[:2], 1, *shape[2:]) if len(shape) == 3 else shape
+        last = layout == "channels_last" and name != "filter"
+        assert tensor.data_type.name == {"float16": "HALF", "bfloat16": "BFLOAT16", "float32": "FLOAT"}.get(
+            dtype, "DOUBLE"
+        )
+        assert all(a >= b for a, b in zip(lifted, tensor.dim, strict=True))  # less the cells that no window reads
+        if tuple(tensor.dim) == lifted:
+            steps_ = zip(lifted, tensor.stride, packed(lifted, last), strict=True)
+            assert all(mine == other for size, mine, other in steps_ if size > 1), name
+    assert (4 in tensors) == biased
+    assert not biased or tuple(tensors[4].dim[:2]) == (1, case.outputs)
+
+
+def packed(shape: tuple[int, ...], last: bool) -> tuple[int, ...]:
+    array = (
+        np.empty(shape, np.int8)
+        if not last
+        else np.moveaxis(np.empty((shape[0], *shape[2:], shape[1]), np.int8), -1, 1)
+    )
+    return array.strides
+
+
+@pytest.mark.parametrize("kind", ["fprop", "dgrad", "wgrad"])
+def test_strict_float32_keeps_off_tf32_which_fast_takes(kind: str) -> None:
+    names = {}
+    for numerics in ("strict", "fast"):
+        state = start(LAYER, CUDNN, specs(LAYER, "float32"), options=fn.Options(numerics=numerics))
+        names[numerics] = built(state)[kind, False]
+    assert carries(names["fast"], "TENSOR_CORE")
+    assert not carries(names["strict"], "TENSOR_CORE", "DOWN_CONVERT_INPUTS")
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_strict_sums_are_direct(dtype: str) -> None:
+    state = start(LAYER, CUDNN, specs(LAYER, dtype))
+    for graph in built(state).values():
+        assert not carries(graph, "WINOGRAD", "FFT", "REDUCED_PRECISION_REDUCTION")
+
+
+def carries(chosen: Any, *notes: str) -> bool:
+    """Whether cuDNN's notes on a plan have one of these: it then refuses to build it once they are deselected."""
+    graph = chosen.graph
+    graph.deselect_numeric_notes([getattr(double.frontend().numerical_note, note) for note in notes])
+    try:
+        graph.build_plan_at_index(chosen.number)
+    except Exception:
+        return True
+    return False
+
+
+def test_deterministic_plans_only_unless_told() -> None:
+    """cuDNN would rather sum the data gradient of this layer in any order."""
+    case = conv("first layer", (8, 3, 224, 224), (64, 3, 7, 7), padding=3)
+    found = {}
+    for deterministic in (True, False):
+        state = start(
+            case, CUDNN, specs(case, "float32"), options=fn.Options(deterministic=deterministic, numerics="fast")
+        )
+        found[deterministic] = {kind: carries(graph, "NONDETERMINISTIC") for (kind, _), graph in built(state).items()}
+    assert not any(found[True].values())
+    assert found[False]["dgrad"]
+
+
+# ---- what is copied --------------------------------------------------------------------------------------------------
+
+
+def allocations(call: Any) -> tuple[Any, int]:
+    """What a call returns, and how many arrays it asked for."""
+    before = double.calls["empty"]
+    result = call()
+    return result, double.calls["empty"] - before
+
+
+def shifted(a: Any) -> Any:
+    """A copy of an array that starts one element after a multiple of 16 bytes."""
+    memory = CUDNN.xp.zeros(a.size + 1, a.dtype)
+    view = memory[1:].reshape(a.shape)
+    view[...] = a
+    assert view.data.ptr % 16
+    return view
+
+
+VIEWS = {
+    "one element further": shifted,
+    "mirrored": lambda a: CUDNN.asarray(a.get()[..., ::-1].copy())[..., ::-1],
+    "every second": lambda a: CUDNN.asarray(np.repeat(a.get(), 2, -1))[..., ::2],
+    "part of a larger one": lambda a: CUDNN.asarray(np.pad(a.get(), [(0, 1)] * a.ndim))[
+        tuple(slice(n) for n in a.shape)
+    ],
+    "axes in another order": lambda a: CUDNN.asarray(a.get().T.copy()).T,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("name", ["x", "weight", "bias", "dy"])
+@pytest.mark.parametrize("case", MIXED, ids=str)
+def test_views_of_every_argument(case: Case, name: str, view: str, layout: str) -> None:
+    arrays, wanted = exact(case)
+    mine = on_gpu(arrays, layout)
+    viewed = VIEWS[view](mine[name])
+    assert_array_equal(viewed.get(), mine[name].get())
+    state = start(case, CUDNN, mine, layout)
+    got, _ = steps(case.op, {**mine, name: viewed}, state)
+    assert_results(CUDNN, got, wanted, layout)
+
+
+def test_arrays_that_all_are_one_number_are_copied() -> None:
+    case = MIXED_CONV[0]
+    arrays = inputs(case)
+    for name in ("x", "weight", "bias", "dy"):
+        arrays[name] = np.broadcast_to(np.float64(2), arrays[name].shape)
+    mine = {name: CUDNN.xp.broadcast_to(CUDNN.asarray(np.array(2.0)), a.shape) for name, a in arrays.items()}
+    got, _ = steps("conv", mine, start(case, CUDNN, mine))
+    state = fn.conv_init(arrays["x"], arrays["weight"], engine="xp", **case.options)
+    wanted, _ = steps("conv", arrays, state)
+    assert_results(CUDNN, got, wanted)
+
+
+def test_what_cudnn_can_read_is_not_copied() -> None:
+    """Channels-last views, weights of another memory order, crops: only the result is new (eng0 has no workspace)."""
+    case = conv("odd", (2, 3, 7, 6), (5, 3, 3, 2), padding=1)
+    mine = on_gpu(inputs(case, dtype="float32"))
+    state = start(case, CUDNN, mine)
+    last = CUDNN.asarray(np.moveaxis(mine["x"].get(), 1, -1).copy()).transpose(0, 3, 1, 2)
+    ohwi = CUDNN.asarray(np.moveaxis(mine["weight"].get(), 1, -1).copy()).transpose(0, 3, 1, 2)
+    wanted, count = allocations(lambda: fn.conv(mine["x"], mine["weight"], None, state)[0])
+    assert count == 1
+    for x, weight in (
+        (last, mine["weight"]),
+        (mine["x"], ohwi),
+        (last, ohwi),
+        (VIEWS["part of a larger one"](mine["x"]), ohwi),
+    ):
+        y, count = allocations(lambda x=x, weight=weight: fn.conv(x, weight, None, state)[0])
+        assert count == 1
+        assert_array_equal(y.get(), wanted.get())
+    y, _ = fn.conv(last, ohwi, None, state)
+    assert y.strides[1] == y.itemsize  # in x's memory order
+
+
+def test_strides_that_cudnn_refuses_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    from funcnn._engines.cudnn import _runner
+
+    case = MIXED_CONV[0]
+    arrays, wanted = exact(case)
+    mine = on_gpu(arrays)
+    mine["x"] = VIEWS["part of a larger one"](mine["x"])
+    planned = _runner.candidates
+
+    def only_packed(problem: Any, options: Any, limit: int, refusals: list[str]) -> Any:
+        if problem.image.strides[0] != np.prod(problem.image.shape[1:]):
+            refusals.append("strides")
+            return iter(())
+        return planned(problem, options, limit, refusals)
+
+    monkeypatch.setattr(_runner, "candidates", only_packed)
+    got, _ = steps("conv", mine, start(case, CUDNN, mine))
+    assert_results(CUDNN, got, wanted)
+
+
+# ---- batches ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_like_the_one_before_builds_no_graph() -> None:
+    case = MIXED_CONV[0]
+    mine = on_gpu(inputs(case))
+    state = start(case, CUDNN, mine)
+    before = double.calls["new_graph"]
+    for _ in range(3):
+        steps("conv", mine, state)
+    assert double.calls["new_graph"] == before
+    assert double.calls["execute"] >= 9
+
+
+def test_another_batch_size_gets_graphs_of_its_own_and_keeps_them() -> None:
+    case = MIXED_CONV[0]
+    mine = on_gpu(inputs(case))
+    state = start(case, CUDNN, mine)
+    larger = replace(case, x=(5, *case.x[1:]))
+    arrays = inputs(larger)
+    for _ in range(2):
+        before = double.calls["new_graph"]
+        got, _ = steps("conv", on_gpu(arrays), state)
+        wanted, _ = steps("conv", arrays, start(larger, Backend.NUMPY_XP, arrays))
+        assert_results(CUDNN, got, wanted)
+    assert double.calls["new_graph"] == before
+
+
+def test_graphs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from funcnn._engines.cudnn import _runner
+
+    monkeypatch.setattr(_runner, "MOST_GRAPHS", 3)
+    case = MIXED_CONV[1]
+    state = start(case, CUDNN, on_gpu(inputs(case)))
+    (runner,) = state.plan._runners.values()
+    for n in range(1, 20):
+        x = CUDNN.asarray(np.ones((n, *case.x[1:])))
+        fn.conv(x, CUDNN.asarray(np.ones(case.weight)), None, state)
+    assert len(runner._graphs) == 3
+    assert len(runner._ways) == 12
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+@pytest.mark.parametrize("case", MIXED, ids=str)
+def test_what_is_too_large_for_one_graph_goes_image_by_image(
+    case: Case, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from funcnn._engines.cudnn import _runner
+
+    case = replace(case, x=(5, *case.x[1:]))
+    arrays = inputs(case, dtype=dtype)
+    mine = on_gpu(arrays)
+    largest = max(np.prod(case.x[1:]), arrays["dy"][0].size)
+    fn._engines._plans.clear()
+    monkeypatch.setattr(_runner, "MOST_ELEMENTS", 2 * int(largest))
+    before = double.calls["execute"]
+    got, _ = steps(case.op, mine, start(case, CUDNN, mine))
+    assert double.calls["execute"] - before >= 3 * 3  # 2, 2 and 1 image for each of three maps
+    wanted, _ = steps(case.op, arrays, start(case, Backend.NUMPY_XP, arrays))
+    for name, array in wanted.items():
+        assert_array_equal(got[name].get(), array, err_msg=name)
+
+
+def test_workspace_over_the_limit_is_filtered_and_then_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = start(LAYER, CUDNN, specs(LAYER, "bfloat16", "channels_first"))
+    assert free.plan.workspace_bytes > 0
+    none = start(LAYER, CUDNN, specs(LAYER, "bfloat16"), options=fn.Options(workspace_limit=0))
+    assert none.plan.workspace_bytes == 0
+    assert all(graph.workspace == 0 for graph in built(none).values())
+
+
+def test_no_plan_within_the_limit_is_an_error_that_names_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    from funcnn._engines.cudnn import _runner
+
+    case = MIXED_CONV[0]
+    mine = on_gpu(inputs(case))
+    state = start(case, CUDNN, mine)
+
+    def none(problem: Any, options: Any, limit: int, refusals: list[str]) -> Any:
+        refusals.append(f"eng7 needs 99 bytes of workspace, over the limit of {limit}")
+        return iter(())
+
+    monkeypatch.setattr(_runner, "candidates", none)
+    x = CUDNN.asarray(np.ones((3, *case.x[1:])))
+    with pytest.raises(EngineError, match=r"no fprop plan for batch size 1 .*eng7 needs 99 bytes"):
+        fn.conv(x, mine["weight"], None, state)
+    fn._engines._plans.clear()
+    with pytest.raises(EngineError, match="conv_init: engine must be able to do the job, got 'cudnn': cuDNN has no"):
+        start(case, CUDNN, mine)
+
+
+def test_auto_goes_to_the_next_engine_where_cudnn_has_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    from funcnn._engines.cudnn import _runner
+
+    mine = on_gpu(inputs(MIXED_CONV[0]))
+    assert start(MIXED_CONV[0], CUDNN, mine, engine="auto").plan.engine == "cudnn"
+    fn._engines._plans.clear()
+    monkeypatch.setattr(_runner, "candidates", lambda *_: iter(()))
+    assert start(MIXED_CONV[0], CUDNN, mine, engine="auto").plan.engine != "cudnn"
+
+
+@pytest.mark.parametrize(
+    ("x", "weight"), [((0, 3, 5, 5), (4, 3, 2, 2)), ((2, 0, 5, 5), (4, 0, 2, 2)), ((2, 3, 5, 5), (0, 3, 2, 2))]
+)
+def test_nothing_to_compute_is_answered_without_cudnn(x: tuple[int, ...], weight: tuple[int, ...]) -> None:
+    case = conv("empty", x, weight)
+    mine = on_gpu(inputs(case))
+    before = double.calls["new_graph"], double.calls["execute"]
+    steps("conv", mine, start(case, CUDNN, mine))
+    assert (double.calls["new_graph"], double.calls["execute"]) == before
+
+
+def test_cells_that_no_window_reaches_may_leave_no_image_at_all() -> None:
+    """A conv_transpose whose windows are all cropped away: cuDNN has no such image, the next engine has."""
+    case = conv_transpose(
+        "cropped", (1, 2, 1, 1), (2, 3, 1, 1), dilation=2, padding=((1, 0), (0, 0)), output_padding=(1, 0)
+    )
+    mine = on_gpu(inputs(case))
+    with pytest.raises(EngineError, match="cuDNN has no dgrad plan"):
+        start(case, CUDNN, mine)
+    assert start(case, CUDNN, mine, engine="auto").plan.engine != "cudnn"
+
+
+# ---- choices that are kept -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The times that candidates take, one after the other; the fourth is the fastest, again and again."""
+    times: list[float] = []
+
+    def milliseconds(run: Any, repeats: int) -> float:
+        run()
+        times.append(1.0 if len(times) % 7 == 3 else 2.0)
+        return times[-1]
+
+    from funcnn._engines import _gpu
+
+    monkeypatch.setattr(_gpu, "milliseconds", milliseconds)
+    return times
+
+
+SMALL = conv("small", (2, 8, 6, 6), (8, 8, 3, 3), padding=1)
+
+
+def test_autotune_takes_the_fastest(timed: list[float]) -> None:
+    first = start(SMALL, CUDNN, specs(SMALL, "bfloat16"))
+    assert not timed
+    tuned = start(SMALL, CUDNN, specs(SMALL, "bfloat16"), options=fn.Options(autotune=True))
+    assert len(timed) > 20
+    assert built(tuned)["fprop", True].recipe != built(first)["fprop", True].recipe
+
+
+def test_a_pickle_keeps_the_choice_and_does_not_tune_again(timed: list[float]) -> None:
+    state = start(SMALL, CUDNN, specs(SMALL, "bfloat16"), options=fn.Options(autotune=True))
+    data = pickle.dumps(state)
+    recipes = {key: graph.recipe for key, graph in built(state).items()}
+    fn._engines._plans.clear()
+    timed.clear()
+    again = pickle.loads(data)
+    assert again.plan == state.plan
+    assert again.plan is not state.plan
+    mine = on_gpu(inputs(SMALL, dtype="bfloat16"))
+    steps("conv", mine, again)
+    assert not timed
+    graphs = {key: graph.recipe for key, graph in built(again).items()}
+    assert graphs == {key: recipes[key] for key in graphs}
+
+
+def test_a_pickle_of_other_libraries_is_planned_anew_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    from funcnn._engines import _gpu
+
+    state = start(SMALL, CUDNN, specs(SMALL, "float32"))
+    data = pickle.dumps(state)
+    fn._engines._plans.clear()
+    monkeypatch.setattr(_gpu, "stack", lambda: "cuDNN 99")
+    with pytest.warns(RuntimeWarning, match="plans were made for .*; they are made anew for cuDNN 99"):
+        again = pickle.loads(data)
+    assert not again.plan.keepsake()[1]
+    mine = on_gpu(inputs(SMALL, dtype="float32"))
+    got, _ = steps("conv", mine, again)
+    wanted, _ = steps("conv", mine, state)
+    assert_array_equal(got["y"].get(), wanted["y"].get())
+
+
+def test_another_process_loads_the_choice(tmp_path: Any) -> None:
+    state = start(SMALL, CUDNN, specs(SMALL, "float32"), options=fn.Options(autotune=True))
+    path = tmp_path / "state"
+    path.write_bytes(pickle.dumps(state))
+    code = (
+        "import pickle, sys; from pathlib import Path; from gpu import double; double.install()\n"
+        "from funcnn._engines import _gpu; _gpu.milliseconds = None\n"
+        "state = pickle.loads(Path(sys.argv[1]).read_bytes())\n"
+        "import cupy, funcnn as fn; x, w = cupy.ones((2, 8, 6, 6), 'float32'), cupy.ones((8, 8, 3, 3), 'float32')\n"
+        "y, _ = fn.conv(x, w, None, state); print(int(y.sum()), *state.plan.keepsake()[1])"
+    )
+    root = Path(__file__).parent
+    environ = os.environ | {"PYTHONPATH": f"{root}:{root.parent}"}
+    done = subprocess.run([sys.executable, "-c", code, path], env=environ, capture_output=True, text=True, check=True)
+    total, recipes = done.stdout.strip().split(" ", 1)
+    assert int(total) == 2 * 8 * 8 * 16 * 16
+    assert recipes == " ".join(map(str, state.plan.keepsake()[1]))
+
+
+def test_states_for_different_batches_have_one_plan() -> None:
+    """A state may be carried where trees are compared: the batch of its init must not show."""
+    a, b = (
+        start(replace(SMALL, x=(n, *SMALL.x[1:])), CUDNN, specs(replace(SMALL, x=(n, *SMALL.x[1:])), "float32"))
+        for n in (2, 5)
+    )
+    assert a.plan is b.plan
+
+
+def test_one_state_from_two_threads() -> None:
+    case = MIXED_CONV[0]
+    arrays, wanted = exact(case)
+    mine = on_gpu(arrays)
+    state = start(case, CUDNN, mine)
+    results: list[Any] = []
+
+    def work(n: int) -> None:
+        part = {name: a[:n] if name in ("x", "dy") else a for name, a in mine.items()}
+        results.extend((n, steps("conv", part, state)[0]) for _ in range(5))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in (1, 2, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 15
+    for n, result in results:
+        assert_array_equal(result["y"].get(), wanted["y"][:n])
