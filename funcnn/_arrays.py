@@ -40,6 +40,8 @@ class Library:
         """The device as text, None where an array has no one device to compare (NumPy, JAX)."""
         if self.name in ("numpy", "jax"):
             return None
+        if self.name in ("cupy", "torch"):  # what array_api_compat would find out anew in 3 microseconds
+            return self.device_text(array.device)
         return self.device_text(array_api_compat.device(array))
 
     def device_text(self, device: Any) -> str | None:

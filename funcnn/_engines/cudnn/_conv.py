@@ -43,7 +43,7 @@ class CudnnConv(ConvPlan):
 
     def choose_algorithm(self) -> str:
         self._runners: dict[int, Runner] = {}
-        self._recipes: Any = ()
+        self._choices: dict[Any, str] = {}  # from pickles
         return "graphs"
 
     @property
@@ -82,28 +82,28 @@ class CudnnConv(ConvPlan):
             if limit is None:
                 limit = min(MOST_WORKSPACE, _gpu.free_bytes() // 4)
             runner = self._runners.setdefault(device, Runner(self._real_spec, self.options, limit))
-            runner.recipes.update(self._recipes)
+            runner.choices.update(self._choices)
         return runner
 
     def keepsake(self) -> Any:
         """The ways chosen so far, and the libraries and device that they were chosen for."""
-        recipes = dict(self._recipes)
+        choices = dict(self._choices)
         for runner in tuple(self._runners.values()):
-            recipes |= runner.recipes
-        return _gpu.stack(), tuple(recipes.items())
+            choices |= runner.choices
+        return _gpu.stack(), tuple(choices.items())
 
     def restore(self, keepsake: Any) -> None:
-        stack, recipes = keepsake
-        if not recipes:
+        stack, choices = keepsake
+        if not choices:
             return
         if stack != _gpu.stack():
             message = f"unpickling: the cuDNN plans were made for {stack}; they are made anew for {_gpu.stack()}"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
             return
-        self._recipes = (*self._recipes, *recipes)
+        self._choices = dict(choices) | self._choices
         for runner in tuple(self._runners.values()):
-            for problem, recipe in recipes:
-                runner.recipes.setdefault(problem, recipe)
+            for problem, name in choices:
+                runner.choices.setdefault(problem, name)
 
     # ---- the three maps ----------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from funcnn._engines import _gpu
 from funcnn._spec import Axis, Options
 
-__all__ = ["RESULT", "UIDS", "Built", "Problem", "Recipe", "Tensor", "candidates", "rebuilt"]
+__all__ = ["RESULT", "UIDS", "Built", "Problem", "Tensor", "candidates", "rebuilt"]
 
 UIDS = {"image": 1, "filter": 2, "response": 3, "bias": 4}
 RESULT = {"fprop": "response", "dgrad": "image", "wgrad": "filter"}
@@ -42,21 +42,17 @@ class Problem(NamedTuple):
     biased: bool
 
 
-class Recipe(NamedTuple):
-    """A way to compute a problem, as it can be stored: an engine and the values of its knobs by number."""
-
-    engine: int
-    knobs: tuple[tuple[int, int], ...]
-
-
 class Built(NamedTuple):
-    """A graph with one plan that is ready to run. fallback: the heuristics did not name it."""
+    """A graph with one plan that is ready to run. fallback: the heuristics did not name it.
+
+    name: of the engine and all of its knobs ("eng32_k2=15_k6=3"). It is what a choice is stored by: the frontend gives knobs
+    as a dict by their public names, and loses those that have none (seen with 1.32).
+    """
 
     graph: _gpu.Graph
     number: int
     workspace: int
     name: str
-    recipe: Recipe
     fallback: bool
 
 
@@ -65,21 +61,11 @@ def candidates(problem: Problem, options: Options, limit: int, refusals: list[st
 
     Reasons of the others go to `refusals`. All that one list of the heuristics yields share a graph, whose built plans stay.
     """
-    modes = _gpu.frontend().heur_mode
-    for mode in (modes.A, modes.FALLBACK):
-        try:
-            graph = _described(problem)
-            graph.create_execution_plans([mode])
-        except Exception as error:  # cuDNN names no class for what it refuses
-            refusals.append(_first_line(error))
-            continue
+    for graph, fallback in _lists(problem, refusals):
         graph.deselect_numeric_notes(_barred_notes(problem.dtype, options))
-        for index in range(graph.get_execution_plan_count()):
-            try:
-                graph.build_plan_at_index(index)
-                built = _built(graph, index, mode == modes.FALLBACK)
-            except Exception as error:
-                refusals.append(_first_line(error))
+        for number in range(graph.get_execution_plan_count()):
+            built = _built(graph, number, fallback, refusals)
+            if built is None:
                 continue
             if built.workspace > limit:
                 refusals.append(
@@ -89,23 +75,36 @@ def candidates(problem: Problem, options: Options, limit: int, refusals: list[st
             yield built
 
 
-def rebuilt(problem: Problem, recipe: Recipe) -> Built | None:
-    """The plan of a recipe; None where cuDNN refuses it."""
-    knobs = {_gpu.frontend().knob_type(number): value for number, value in recipe.knobs}
+def rebuilt(problem: Problem, name: str) -> Built | None:
+    """The candidate of that name; None where cuDNN has it no more."""
+    for graph, fallback in _lists(problem, []):
+        for number in range(graph.get_execution_plan_count()):
+            if graph.get_plan_name_at_index(number) == name:
+                return _built(graph, number, fallback, [])
+    return None
+
+
+def _lists(problem: Problem, refusals: list[str]) -> Iterator[tuple[_gpu.Graph, bool]]:
+    """A graph with what the heuristics name, then one with the fallbacks."""
+    modes = _gpu.frontend().heur_mode
+    for mode in (modes.A, modes.FALLBACK):
+        try:
+            graph = _described(problem)
+            graph.create_execution_plans([mode])
+        except Exception as error:  # cuDNN names no class for what it refuses
+            refusals.append(_first_line(error))
+            continue
+        yield graph, mode == modes.FALLBACK
+
+
+def _built(graph: _gpu.Graph, number: int, fallback: bool, refusals: list[str]) -> Built | None:
     try:
-        graph = _described(problem)
-        graph.create_execution_plan(recipe.engine, knobs)
-        graph.build_plan_at_index(0)
-        return _built(graph, 0, fallback=False)
-    except Exception:
+        graph.build_plan_at_index(number)
+    except Exception as error:
+        refusals.append(_first_line(error))
         return None
-
-
-def _built(graph: _gpu.Graph, index: int, fallback: bool) -> Built:
-    engine, knobs = graph.get_engine_and_knobs_at_index(index)
-    recipe = Recipe(int(engine), tuple(sorted((int(knob), int(value)) for knob, value in knobs.items())))
-    workspace = int(graph.get_workspace_size_plan_at_index(index))
-    return Built(graph, index, workspace, graph.get_plan_name_at_index(index), recipe, fallback)
+    workspace = int(graph.get_workspace_size_plan_at_index(number))
+    return Built(graph, number, workspace, graph.get_plan_name_at_index(number), fallback)
 
 
 def _barred_notes(dtype: str, options: Options) -> list[Any]:

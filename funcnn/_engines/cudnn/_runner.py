@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from funcnn._engines import _gpu
 from funcnn._engines._order import FIRST, LAST, allocate, memory_order
-from funcnn._engines.cudnn._graph import RESULT, UIDS, Built, Problem, Recipe, Tensor, candidates, rebuilt
+from funcnn._engines.cudnn._graph import RESULT, UIDS, Built, Problem, Tensor, candidates, rebuilt
 from funcnn._spec import HALF_DTYPES, Axis, ConvSpec, Options
 from funcnn.errors import EngineError
 
@@ -76,7 +76,8 @@ class Runner:
 
     def __init__(self, spec: ConvSpec, options: Options, limit: int) -> None:
         self.spec, self.options, self.limit = spec, options, limit
-        self.recipes: dict[Problem, Recipe] = {}  # of all graphs so far: what a pickle keeps
+        # Candidates of the last graphs, by name: what a pickle keeps.
+        self.choices: _Bounded[str] = _Bounded(4 * MOST_GRAPHS)
         self._reached = tuple(_reached(axis) for axis in spec.axes)
         axes = tuple(axis._replace(size=size) for axis, size in zip(spec.axes, self._reached, strict=True))
         self._axes = axes if len(axes) > 1 else (Axis(1, 1, 1, 1, 0, 0, 1), *axes)
@@ -97,7 +98,7 @@ class Runner:
         """Prepare graphs, given as (kind, biased), for n images in a memory order. filter_strides: in bytes; None: packed."""
         key = (n, order, filter_strides)
         with self._lock:
-            if self._prepared.find(key) is not None:
+            if 0 in self._reached or self._prepared.find(key) is not None:
                 return
             spec = self.spec
             weight = packed(spec.weight_shape, FIRST)
@@ -117,8 +118,11 @@ class Runner:
         """Queue a map that writes its result (which has elements, and so have the others)."""
         n, _, *sizes = operands.image.shape
         if tuple(sizes) != self._reached:
-            if kind == "dgrad":
-                operands.image[...] = 0 if operands.bias is None else by_channel(operands.bias, operands.image)
+            result = getattr(operands, RESULT[kind])
+            if kind == "dgrad" or 0 in self._reached:
+                result[...] = 0 if operands.bias is None else by_channel(operands.bias, result)
+            if 0 in self._reached:
+                return
             reached = (..., *(slice(size) for size in self._reached))
             operands = operands._replace(image=operands.image[reached])
         unaligned = tuple(name for name, array in operands.there() if array.data.ptr % ALIGNMENT)
@@ -166,7 +170,9 @@ class Runner:
 
     @cached_property
     def _wide(self) -> Runner:
-        return Runner(_in_dtype(self.spec, "float32"), self.options, self.limit)
+        wide = Runner(_in_dtype(self.spec, "float32"), self.options, self.limit)
+        wide.choices = self.choices
+        return wide
 
     def _run_graph(self, kind: str, operands: Operands, built: Built, add_bias: bool) -> None:
         pointers = {UIDS[name]: array.data.ptr for name, array in operands.there() if name != "bias" or not add_bias}
@@ -236,16 +242,16 @@ class Runner:
         return plain, True
 
     def _graph(self, problem: Problem, refusals: list[str]) -> Built | None:
-        """The graph of a problem: kept, by its recipe, or a new one by the best candidate."""
+        """The graph of a problem: kept, the candidate that was chosen before, or the best one."""
         found = self._graphs.find(problem)
-        if found is None and problem in self.recipes:
-            found = rebuilt(problem, self.recipes[problem])
+        if found is None and problem in self.choices:
+            found = rebuilt(problem, self.choices[problem])
         if found is None:
             allowed = candidates(problem, self.options, self.limit, refusals)
             found = _fastest(problem, list(allowed)) if self.options.autotune else next(allowed, None)
         if found is not None:
             self._graphs.keep(problem, found)
-            self.recipes[problem] = found.recipe
+            self.choices.keep(problem, found.name)
         return found
 
 
@@ -276,8 +282,8 @@ def by_channel(bias: Array, y: Array) -> Array:
 
 
 def _reached(axis: Axis) -> int:
-    """Cells up to the last that a window reads, where cuDNN would fit in more windows; else all."""
-    last = axis.start(0) + (axis.out - 1) * axis.stride + axis.span
+    """Cells up to the last that a window reads, where cuDNN would fit in more windows; else all. 0: windows read padding."""
+    last = max(0, axis.start(0) + (axis.out - 1) * axis.stride + axis.span)
     return axis.size if axis.size - last < axis.stride else last
 
 
