@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,15 @@ Array = np.ndarray[Any, Any]
 
 def memory_order(x: Any, layout: str) -> str:
     """FIRST or LAST: whether the channels of x (N, C, *spatial; what has a shape and strides) lie innermost; else `layout`."""
-    strides = [abs(s) for s, n in zip(x.strides[2:], x.shape[2:], strict=True) if n > 1]
-    if x.shape[1] < 2 or not strides or not x.strides[1]:
+    return _order(x.shape, x.strides, layout)
+
+
+@lru_cache(4096)
+def _order(shape: tuple[int, ...], strides: tuple[int, ...], layout: str) -> str:
+    steps = [abs(step) for step, n in zip(strides[2:], shape[2:], strict=True) if n > 1]
+    if shape[1] < 2 or not steps or not strides[1]:
         return layout
-    return LAST if abs(x.strides[1]) < min(strides) else FIRST
+    return LAST if abs(strides[1]) < min(steps) else FIRST
 
 
 def allocate(make: Any, shape: tuple[int, ...], dtype: Any, order: str) -> Array:

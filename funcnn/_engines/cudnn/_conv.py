@@ -108,12 +108,12 @@ class CudnnConv(ConvPlan):
     # ---- the three maps ----------------------------------------------------------------------------------------------
 
     def correlate(self, x: Array, weight: Array, bias: Array | None) -> Array:
-        return self._map("fprop", x, weight, bias, (self.spec.outputs, *(a.out for a in self.spec.axes)))
+        return self._map("fprop", x, weight, bias, self.spec.x_shape if self.spec.transposed else self.spec.y_shape)
 
     def adjoint(self, y: Array, weight: Array, bias: Array | None) -> Array:
         # The transpose of the real matrix above belongs to the conjugate weight.
         weight = self.conjugate(weight)
-        return self._map("dgrad", y, weight, bias, (self.spec.inputs, *(a.size for a in self.spec.axes)))
+        return self._map("dgrad", y, weight, bias, self.spec.y_shape if self.spec.transposed else self.spec.x_shape)
 
     def _map(self, kind: str, source: Array, weight: Array, bias: Array | None, shape: tuple[int, ...]) -> Array:
         """The response of an image, or the image of a response; `shape` (C, *sizes) is that of the result."""

@@ -37,9 +37,12 @@ class Operands(NamedTuple):
     response: Array
     bias: Array | None = None
 
-    def there(self) -> list[tuple[str, Array]]:
-        """Names and arrays, without a bias that is None."""
-        return [(name, array) for name, array in zip(self._fields, self, strict=True) if array is not None]
+    def pointers(self) -> dict[int, int]:
+        """Addresses by uid."""
+        found = {1: self.image.data.ptr, 2: self.filter.data.ptr, 3: self.response.data.ptr}
+        if self.bias is not None:
+            found[4] = self.bias.data.ptr
+        return found
 
 
 class _Way(NamedTuple):
@@ -79,6 +82,7 @@ class Runner:
         # Candidates of the last graphs, by name: what a pickle keeps.
         self.choices: _Bounded[str] = _Bounded(4 * MOST_GRAPHS)
         self._reached = tuple(_reached(axis) for axis in spec.axes)
+        self._cropped = any(size != axis.size for axis, size in zip(spec.axes, self._reached, strict=True))
         axes = tuple(axis._replace(size=size) for axis, size in zip(spec.axes, self._reached, strict=True))
         self._axes = axes if len(axes) > 1 else (Axis(1, 1, 1, 1, 0, 0, 1), *axes)
         self._ways: _Bounded[_Way] = _Bounded(4 * MOST_GRAPHS)
@@ -116,16 +120,12 @@ class Runner:
 
     def run(self, kind: str, operands: Operands) -> None:
         """Queue a map that writes its result (which has elements, and so have the others)."""
-        n, _, *sizes = operands.image.shape
-        if tuple(sizes) != self._reached:
-            result = getattr(operands, RESULT[kind])
-            if kind == "dgrad" or 0 in self._reached:
-                result[...] = 0 if operands.bias is None else by_channel(operands.bias, result)
-            if 0 in self._reached:
-                return
-            reached = (..., *(slice(size) for size in self._reached))
-            operands = operands._replace(image=operands.image[reached])
-        unaligned = tuple(name for name, array in operands.there() if array.data.ptr % ALIGNMENT)
+        if self._cropped and operands.image.shape[2:] != self._reached:
+            self._run_cropped(kind, operands)
+            return
+        n = operands.image.shape[0]
+        pointers = operands.pointers()
+        unaligned = tuple(name for name, uid in UIDS.items() if pointers.get(uid, 0) % ALIGNMENT)
         way = _Way(n, unaligned) if unaligned else self._way(kind, n, operands)
         if way.packed:
             self._run_packed(kind, operands, way.packed)
@@ -133,8 +133,21 @@ class Runner:
             self._run_parts(kind, operands, way.step)
         elif way.built is None:
             self._run_wide(kind, operands)
+        elif way.add_bias:
+            _execute(way.built, operands._replace(bias=None).pointers())
+            result = getattr(operands, RESULT[kind])
+            result += by_channel(operands.bias, result)
         else:
-            self._run_graph(kind, operands, way.built, way.add_bias)
+            _execute(way.built, pointers)
+
+    def _run_cropped(self, kind: str, operands: Operands) -> None:
+        """On the cells of the image that windows read."""
+        result = getattr(operands, RESULT[kind])
+        if kind == "dgrad" or 0 in self._reached:
+            result[...] = 0 if operands.bias is None else by_channel(operands.bias, result)
+        if 0 not in self._reached:
+            reached = (..., *(slice(size) for size in self._reached))
+            self.run(kind, operands._replace(image=operands.image[reached]))
 
     def _run_packed(self, kind: str, operands: Operands, names: tuple[str, ...]) -> None:
         """With copies of some operands, without gaps and at whole multiples of ALIGNMENT."""
@@ -173,13 +186,6 @@ class Runner:
         wide = Runner(_in_dtype(self.spec, "float32"), self.options, self.limit)
         wide.choices = self.choices
         return wide
-
-    def _run_graph(self, kind: str, operands: Operands, built: Built, add_bias: bool) -> None:
-        pointers = {UIDS[name]: array.data.ptr for name, array in operands.there() if name != "bias" or not add_bias}
-        _gpu.execute(built.graph, built.number, pointers, built.workspace)
-        if add_bias:
-            result = getattr(operands, RESULT[kind])
-            result += by_channel(operands.bias, result)
 
     # ---- which graph -------------------------------------------------------------------------------------------------
 
@@ -255,6 +261,10 @@ class Runner:
         return found
 
 
+def _execute(built: Built, pointers: dict[int, int]) -> None:
+    _gpu.execute(built.graph, built.number, pointers, built.workspace)
+
+
 def _fastest(problem: Problem, allowed: list[Built]) -> Built | None:
     """The candidate with the least device time, on arrays of its own."""
     if not allowed:
@@ -268,7 +278,7 @@ def _fastest(problem: Problem, allowed: list[Built]) -> Built | None:
     pointers = {uid: array.data.ptr for uid, array in arrays.items()}
 
     def run(built: Built) -> Callable[[], None]:
-        return lambda: _gpu.execute(built.graph, built.number, pointers, built.workspace)
+        return lambda: _execute(built, pointers)
 
     return min(allowed, key=lambda built: _gpu.milliseconds(run(built), REPEATS))
 
