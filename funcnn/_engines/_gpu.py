@@ -224,11 +224,13 @@ class _Handle:
     """A cuDNN handle of one thread on one device; destroyed with the thread."""
 
     def __init__(self) -> None:
-        self.handle = frontend().create_handle()
+        cudnn = frontend()
+        self.handle = cudnn.create_handle()
+        self._destroy = cudnn.destroy_handle
 
     def __del__(self) -> None:
-        if not sys.is_finalizing() and hasattr(self, "handle"):  # at exit the driver may be gone first
-            frontend().destroy_handle(self.handle)
+        if not sys.is_finalizing() and hasattr(self, "_destroy"):  # at exit the driver may be gone first
+            self._destroy(self.handle)
 
 
 class _Handles(threading.local):
