@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 
@@ -114,3 +115,27 @@ def tables() -> dict[str, list[Row]]:
             ]
     found["extra"] = list(EXTRA)
     return found
+
+
+def flops(row: Row) -> float:
+    """Floating-point operations of a convolution row (backward: twice the forward)."""
+    if not row.outputs:
+        return 0.0
+    sizes = row.sizes[2:]
+    if row.op == "conv_transpose":
+        pixels = math.prod(sizes)
+    else:
+        pixels = math.prod((n + 2 * row.padding - row.dilation * (row.kernel - 1) - 1) // row.stride + 1 for n in sizes)
+    terms = row.sizes[1] // row.groups * row.kernel ** len(sizes)
+    factor = 4 if row.dtype.startswith("complex") else 1
+    return 2.0 * factor * row.sizes[0] * row.outputs * pixels * terms * (2 if row.op == "conv_backward" else 1)
+
+
+def bytes_moved(row: Row) -> float:
+    """Bytes that a pool cannot do without: of x, y and, for a max pool, one of argmax (0 for a convolution)."""
+    if row.outputs:
+        return 0.0
+    sizes = [(n + 2 * row.padding - row.kernel) // row.stride + 1 for n in row.sizes[2:]]
+    y = row.sizes[0] * row.sizes[1] * math.prod(sizes)
+    cell = {"float16": 2.0, "bfloat16": 2.0, "float32": 4.0}[row.dtype]
+    return cell * (math.prod(row.sizes) + y) + (y if row.op.startswith("max") else 0.0)

@@ -9,7 +9,6 @@ shared machine mean little. The last table (`--only reports`) is funcnn beside i
 from __future__ import annotations
 
 import argparse
-import math
 import multiprocessing
 import os
 import statistics
@@ -25,7 +24,7 @@ os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "22")
 
 import numpy as np
 import worker
-from rows import OVERHEAD, REPORTS, Row, tables
+from rows import OVERHEAD, REPORTS, Row, bytes_moved, flops, tables
 from tabulate import tabulate
 
 import funcnn as fn
@@ -64,29 +63,6 @@ class Pair:
                 times[side].append(self.ask(side, "turn", 0))
         ratios = [t / f for t, f in zip(times["torch"], times["funcnn"], strict=True)]
         return ratios, statistics.median(times["torch"]), statistics.median(times["funcnn"])
-
-
-def flops(row: Row) -> float:
-    """Floating-point operations of a convolution row (backward: twice the forward)."""
-    if not row.outputs:
-        return 0.0
-    sizes = row.sizes[2:]
-    if row.op == "conv_transpose":
-        pixels = math.prod(sizes)
-    else:
-        pixels = math.prod((n + 2 * row.padding - row.dilation * (row.kernel - 1) - 1) // row.stride + 1 for n in sizes)
-    terms = row.sizes[1] // row.groups * row.kernel ** len(sizes)
-    factor = 4 if row.dtype.startswith("complex") else 1
-    return 2.0 * factor * row.sizes[0] * row.outputs * pixels * terms * (2 if row.op == "conv_backward" else 1)
-
-
-def bytes_moved(row: Row) -> float:
-    """Bytes that a float32 pool cannot do without: of x, y and, for a max pool, one of argmax (0 for a convolution)."""
-    if row.outputs:
-        return 0.0
-    sizes = [(n + 2 * row.padding - row.kernel) // row.stride + 1 for n in row.sizes[2:]]
-    y = row.sizes[0] * row.sizes[1] * math.prod(sizes)
-    return 4.0 * math.prod(row.sizes) + (5.0 if row.op.startswith("max") else 4.0) * y
 
 
 def peak_gflops() -> float:

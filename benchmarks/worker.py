@@ -10,7 +10,7 @@ import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rows import Row
@@ -85,69 +85,97 @@ def about(side: str) -> str:
     return f"funcnn {fn.__version__}, numpy {np.__version__}, {'; '.join(blas)}"
 
 
-def _arrays(row: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x, weight, bias in the memory order of the row."""
+class Arrays(NamedTuple):
+    """What a row is called with; `like(shape)` draws one more array, in the row's dtype and memory order."""
+
+    x: Any
+    weight: Any
+    bias: Any
+    like: Callable[[tuple[int, ...]], Any]
+
+
+def _arrays(row: Row) -> Arrays:
+    """x, weight, bias in the memory order of the row, as NumPy arrays."""
     rng = np.random.default_rng(0)
 
-    def draw(*shape: int) -> np.ndarray:
+    def draw(shape: tuple[int, ...]) -> np.ndarray:
         a = rng.standard_normal(shape)
-        return (a + 1j * rng.standard_normal(shape) if row.dtype.startswith("complex") else a).astype(row.dtype)
+        a = (a + 1j * rng.standard_normal(shape) if row.dtype.startswith("complex") else a).astype(row.dtype)
+        return in_order(a, row.layout, np)
 
-    x = in_order(draw(*row.sizes), row.layout)
-    c, rank = row.sizes[1], len(row.sizes) - 2
-    o = row.outputs or c
-    shape = (c, o, *(row.kernel,) * rank) if row.op == "conv_transpose" else (o, c // row.groups, *(row.kernel,) * rank)
-    return x, in_order(draw(*shape), row.layout), draw(o)
+    return Arrays(draw(row.sizes), draw(weight_shape(row)), draw((row.outputs or row.sizes[1],)), draw)
 
 
-def in_order(a: np.ndarray, layout: str) -> np.ndarray:
+def weight_shape(row: Row) -> tuple[int, ...]:
+    """Shape of the weight (of a pool: of one that is not used)."""
+    c, o = row.sizes[1], row.outputs or row.sizes[1]
+    kernel = (row.kernel,) * (len(row.sizes) - 2)
+    return (c, o, *kernel) if row.op == "conv_transpose" else (o, c // row.groups, *kernel)
+
+
+def in_order(a: Any, layout: str, xp: Any) -> Any:
     """The array with its channels innermost in memory, or as it is."""
-    return a if layout == "channels_first" else np.moveaxis(np.ascontiguousarray(np.moveaxis(a, 1, -1)), -1, 1)
+    if layout == "channels_first" or a.ndim < 3:
+        return a
+    return xp.moveaxis(xp.ascontiguousarray(xp.moveaxis(a, 1, -1)), -1, 1)
 
 
 def funcnn_call(row: Row, engine: str = "auto") -> Callable[[], Any]:
-    """The row as a funcnn call."""
+    """The row as a funcnn call on NumPy arrays."""
+    return funcnn_on(row, _arrays(row), engine)
+
+
+def funcnn_on(row: Row, arrays: Arrays, engine: str, **more: Any) -> Callable[[], Any]:
+    """The row as a funcnn call on given arrays; `more` goes to the init."""
     import funcnn as fn
 
-    x, weight, bias = _arrays(row)
+    x, weight, bias, like = arrays
     padding = row.padding if isinstance(row.padding, int) else (row.padding,) * (x.ndim - 2)
-    window = {"stride": row.stride, "padding": padding, "dilation": row.dilation}
+    options = {"stride": row.stride, "padding": padding, "dilation": row.dilation, "engine": engine, **more}
     if row.op == "matmul":
         matrix, pixels = weight.reshape(row.outputs, -1), x.reshape(*x.shape[:2], -1)
         return lambda: matrix @ pixels
-    if row.op.startswith("conv_transpose"):
-        state = fn.conv_transpose_init(x, weight, **window)
+    if row.op == "conv_transpose":
+        state = fn.conv_transpose_init(x, weight, **options)
         return lambda: fn.conv_transpose(x, weight, bias, state)
     if row.op.startswith("conv"):
-        state = fn.conv_init(x, weight, groups=row.groups, **window)
+        state = fn.conv_init(x, weight, groups=row.groups, **options)
         if row.op == "conv":
             return lambda: fn.conv(x, weight, bias, state)
-        y, _ = fn.conv(x, weight, bias, state)
-        dy = in_order(np.random.default_rng(1).standard_normal(y.shape, np.float32), row.layout)
+        dy = like(fn.out_spec(state).shape)
         return lambda: fn.conv_backward(dy, x, weight, state)
-    if row.op == "avg_pool":
-        pool = fn.avg_pool_init(x, row.kernel, **window)
-        return lambda: fn.avg_pool(x, pool)
-    state = fn.max_pool_init(x, row.kernel, **window)
-    if row.op == "max_pool":
-        return lambda: fn.max_pool(x, state)
-    y, used = fn.max_pool(x, state)
-    dy = in_order(np.random.default_rng(1).standard_normal(y.shape, np.float32), row.layout)
-    return lambda: fn.max_pool_backward(dy, used)
+    kind = row.op.removesuffix("_backward")
+    init, pool, backward = getattr(fn, f"{kind}_init"), getattr(fn, kind), getattr(fn, f"{kind}_backward")
+    state = init(x, row.kernel, **options)
+    if row.op == kind:
+        return lambda: pool(x, state)
+    y, used = pool(x, state)
+    dy = like(y.shape)
+    return lambda: backward(dy, used)
 
 
 def torch_call(row: Row) -> Callable[[], Any]:
-    """The row as a torch call without autograd."""
+    """The row as a torch call on the CPU."""
     import torch
 
     torch.set_num_threads(THREADS)
+    arrays = _arrays(row)
+    return torch_on(row, Arrays(*map(torch.from_numpy, arrays[:3]), lambda shape: torch.from_numpy(arrays.like(shape))))
+
+
+def torch_on(row: Row, arrays: Arrays) -> Callable[[], Any]:
+    """The row as a torch call on given tensors, without autograd."""
+    import torch
+
     torch.set_grad_enabled(False)
-    x, weight, bias = map(torch.from_numpy, _arrays(row))
-    if row.layout == "channels_last" and x.ndim == 4:
-        x = x.contiguous(memory_format=torch.channels_last)
-        weight = weight.contiguous(memory_format=torch.channels_last)
+
+    def ordered(tensor: Any) -> Any:  # where an axis of one cell leaves the order open, torch is told
+        last = row.layout == "channels_last" and tensor.ndim == 4
+        return tensor.contiguous(memory_format=torch.channels_last) if last else tensor
+
+    x, weight, bias = ordered(arrays.x), ordered(arrays.weight), arrays.bias
     rank = x.ndim - 2
-    functional = torch.nn.functional
+    functional, aten = torch.nn.functional, torch.ops.aten
     s, p, d, k = ([v] * rank for v in (row.stride, row.padding, row.dilation, row.kernel))
     if row.op == "conv_transpose":
         op = getattr(functional, f"conv_transpose{rank}d")
@@ -156,15 +184,17 @@ def torch_call(row: Row) -> Callable[[], Any]:
         op = getattr(functional, f"conv{rank}d")
         if row.op == "conv":
             return lambda: op(x, weight, bias, s, p, d, row.groups)
-        dy = torch.randn_like(op(x, weight, bias, s, p, d, row.groups))
-        backward = torch.ops.aten.convolution_backward
+        dy = ordered(arrays.like(op(x, weight, bias, s, p, d, row.groups).shape))
+        backward = aten.convolution_backward
         return lambda: backward(dy, x, weight, [len(bias)], s, p, d, False, [0] * rank, row.groups, [True] * 3)
-    if row.op == "avg_pool":
-        return lambda: functional.avg_pool2d(x, row.kernel, row.stride, row.padding)
-    forward = torch.ops.aten.max_pool2d_with_indices
+    if row.op.startswith("avg"):
+        if row.op == "avg_pool":
+            return lambda: functional.avg_pool2d(x, row.kernel, row.stride, row.padding)
+        dy = ordered(arrays.like(functional.avg_pool2d(x, row.kernel, row.stride, row.padding).shape))
+        return lambda: aten.avg_pool2d_backward(dy, x, k, s, p, False, True, None)
+    forward = aten.max_pool2d_with_indices
     if row.op == "max_pool":
         return lambda: forward(x, k, s, p, d)
     y, indices = forward(x, k, s, p, d)
-    dy = torch.randn_like(y)
-    back = torch.ops.aten.max_pool2d_with_indices_backward
-    return lambda: back(dy, x, k, s, p, d, False, indices)
+    dy = ordered(arrays.like(y.shape))
+    return lambda: aten.max_pool2d_with_indices_backward(dy, x, k, s, p, d, False, indices)
