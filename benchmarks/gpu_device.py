@@ -1,4 +1,4 @@
-"""The device that `gpu.py` measures on, and the two clocks: time of the device, and of the host, for a call."""
+"""The device that `run_gpu.py` measures on, and the two clocks: time of the device, and of the host, for a call."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ class Double:
     double = True
 
     def __init__(self) -> None:
-        sys.path.insert(0, str(ROOT / "tests" / "gpu"))
-        importlib.import_module("double").install()
+        sys.path.insert(0, str(ROOT / "tests"))
+        importlib.import_module("gpu.double").install()
         self.xp = importlib.import_module("cupy")
 
     def busy(self, seconds: float) -> None:

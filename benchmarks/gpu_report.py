@@ -1,4 +1,4 @@
-"""What the measurements of `gpu.py` say: which rows are judged, the targets, the Markdown page. Needs no GPU."""
+"""What the measurements of `run_gpu.py` say: which rows are judged, the targets, the Markdown page. Needs no GPU."""
 
 from __future__ import annotations
 

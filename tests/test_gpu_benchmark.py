@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-import gpu
 import gpu_device
 import gpu_report as report
 import rows
+import run_gpu
 import worker
 from gpu_report import Measured, Overhead, Setting
 
@@ -144,7 +144,7 @@ def test_bytes_of_a_pool() -> None:
 
 
 def test_every_row_is_there_and_the_important_ones_come_first() -> None:
-    tasks = gpu.tasks(deterministic=True)
+    tasks = run_gpu.tasks(deterministic=True)
     assert len(tasks) == len(set(tasks)) == 4 * 4 * 2 * 2 + 14 * 2 * 2 * 3 * 2  # pools by dtype; convs by setting
     assert all(task.row.sizes[0] == 64 and task.row.dtype == task.setting.dtype for task in tasks)
     autotuned = [task.setting.autotune for task in tasks]
@@ -152,8 +152,8 @@ def test_every_row_is_there_and_the_important_ones_come_first() -> None:
 
 
 def test_tiny_rows_run_and_keep_their_kind_of_groups() -> None:
-    for row, _ in gpu.tasks(deterministic=True)[::3]:
-        small = gpu.tiny(row._replace(dtype="float32"))
+    for row, _ in run_gpu.tasks(deterministic=True)[::3]:
+        small = run_gpu.tiny(row._replace(dtype="float32"))
         depthwise = row.groups == row.sizes[1] > 1
         assert (small.groups == small.sizes[1] > 1) == depthwise
         assert (small.groups > 1) == (row.groups > 1)
@@ -202,7 +202,7 @@ def test_a_call_that_waits_for_the_device_is_found() -> None:
 
 
 def test_written_files(tmp_path: Path) -> None:
-    page = gpu.write(tmp_path, ABOUT, [conv(50.0, 100.0)], [Overhead("conv", 50.0, 40.0, None)], 0)
+    page = run_gpu.write(tmp_path, ABOUT, [conv(50.0, 100.0)], [Overhead("conv", 50.0, 40.0, None)], 0)
     assert page == tmp_path / "made-up-1.md"
     content = json.loads((tmp_path / "made-up-1.json").read_text())
     assert content["about"] == ABOUT

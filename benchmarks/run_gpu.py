@@ -1,4 +1,4 @@
-"""funcnn beside torch on a GPU: `python benchmarks/gpu.py [--seconds 200] [--out benchmarks/results]`.
+"""funcnn beside torch on a GPU: `python benchmarks/run_gpu.py [--seconds 200] [--out benchmarks/results]`.
 
 The rows of the core benchmark at batch 64. Both libraries run in one process: they then share the CUDA context, the stream, the
 libcudnn that is loaded first, the clocks of the moment and the very arrays, and their turns are milliseconds apart. The most
