@@ -59,7 +59,7 @@ class Measured(NamedTuple):
 
 
 class Overhead(NamedTuple):
-    """Host time of one call whose queue is not full, in microseconds; execute_us: within `_gpu.execute`, None: unused."""
+    """Host time of one call whose queue is not full, in microseconds; execute_us: within the frontend's, None: unused."""
 
     call: str
     whole_us: float
@@ -152,7 +152,7 @@ def markdown(about: dict[str, Any], found: list[Measured], overheads: list[Overh
     title = f"# funcnn beside torch on {about['gpu']}"
     if about["double"]:
         title = "# A trial run on the CPU double: its times mean nothing, and nothing is judged"
-    facts = tabulate([(k, str(v)) for k, v in about.items()], ("", ""), tablefmt="github", disable_numparse=True)
+    facts = "\n".join(f"- {name}: {value}" for name, value in about.items() if value)
     parts = [title, HOW, facts]
     if left_out:
         parts.append(f"{left_out} rows were left out: the time was up.")

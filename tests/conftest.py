@@ -126,6 +126,15 @@ if any(backend.is_cupy for backend in selected_backends()) and not double.real_g
     double.install()
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what runs on CuPy arrays: `-m gpu` chooses it where there is a GPU."""
+    for item in items:
+        on = getattr(item, "callspec", None) and item.callspec.params.get("backend")
+        if isinstance(on, Backend) and on.is_cupy:
+            item.add_marker(pytest.mark.gpu)
+
+
 @pytest.fixture(params=selected_backends(), ids=lambda backend: backend.name.lower())
 def backend(request: pytest.FixtureRequest) -> Backend:
     """One backend; a requested one that does not import is a failure, not a skip."""
