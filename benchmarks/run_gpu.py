@@ -344,10 +344,12 @@ def conclude(about: dict[str, Any], found: list[Measured], hosts: list[Overhead]
     """Print what was found, and say it as an exit status."""
     for error in about["host times failed"]:
         print(f"failed: host time of {error}")
-    for one in found:
-        if one.error:
-            print(f"failed: {one.table}, {one.row.label}: {one.error}")
-    failed = bool(about["host times failed"]) or any(one.error for one in found)
+    errors = [f"{one.table}, {one.row.label}: {one.error}" for one in found if one.error]
+    for error in errors[:10]:
+        print(f"failed: {error}")
+    if errors[10:]:
+        print(f"and {len(errors[10:])} more rows, which the page names")
+    failed = bool(about["host times failed"]) or bool(errors)
     if about["double"]:
         print("a trial run on the CPU double: the times mean nothing")
         return int(failed)

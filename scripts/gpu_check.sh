@@ -130,7 +130,9 @@ else
     nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.max.sm --format=csv || true
 fi
 
-run_step engines 60 "${start[@]}" -m funcnn
+# Both engines must be there; the list says why one is not.
+run_step engines 60 bash -euo pipefail -c \
+    '"$@" -m funcnn | tee /dev/stderr | awk "/^(cudnn|cuda) +available/ {n++} END {exit n != 2}"' engines "${start[@]}"
 FUNCNN_TEST_BACKENDS=cupy_cudnn,cupy_cuda run_step tests 240 \
     "$python" -m pytest -p no:cacheprovider -m gpu -q "${tests[@]}"
 run_step example 60 "${start[@]}" examples/train_digits.py --xp cupy --quick --out "$temporary/digits"
