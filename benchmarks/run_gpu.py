@@ -119,6 +119,11 @@ def as_tensor(array: Any) -> Any:
     return torch.from_dlpack(array.view("int16")).view(torch.bfloat16)
 
 
+def engine(row: Row) -> str:
+    """By name: where it is missing, the row fails, and no other engine is measured in its place."""
+    return "cudnn" if row.outputs else "cuda"
+
+
 def calls_of(device: Device, task: Task) -> dict[str, Callable[[], Any]]:
     """The row as a call of each side that is there, on the same arrays."""
     row, setting = task
@@ -132,8 +137,7 @@ def calls_of(device: Device, task: Task) -> dict[str, Callable[[], Any]]:
         return shared[key]
 
     options = fn.Options(setting.numerics, setting.deterministic, autotune=setting.autotune)
-    engine = "cudnn" if row.outputs else "cuda"
-    found = {"funcnn": worker.funcnn_on(row, arrays._replace(like=like), engine, options=options)}
+    found = {"funcnn": worker.funcnn_on(row, arrays._replace(like=like), engine(row), options=options)}
     if torch := usable_torch():
         tell_torch(torch, setting)
         tensors = worker.Arrays(*map(as_tensor, arrays[:3]), lambda shape: as_tensor(like(shape)))
@@ -280,7 +284,7 @@ def gradients(device: Device, row: Row, setting: Setting) -> Iterator[tuple[str,
     """conv_backward of one gradient, as a call: that of all three executes two plans."""
     x, weight, _, like = drawn(device, row)
     options = fn.Options(setting.numerics, setting.deterministic)
-    state = fn.conv_init(x, weight, padding=row.padding, engine="cudnn", options=options)
+    state = fn.conv_init(x, weight, padding=row.padding, engine=engine(row), options=options)
     dy = like(fn.out_spec(state).shape)
     for wrt in ("x", "weight"):
         yield f"conv_backward, {wrt}, {row.dtype}", lambda wrt=wrt: fn.conv_backward(dy, x, weight, state, wrt=wrt)

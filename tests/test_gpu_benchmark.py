@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import Backend, need
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import gpu_device
@@ -18,6 +21,7 @@ import run_gpu
 import worker
 from gpu_report import Measured, Overhead, Setting
 
+ROOT = Path(__file__).parent.parent
 CONV = rows.Row("conv", (64, 64, 56, 56), 64, 3, 1, 1, 1, 1, "channels_last", "bfloat16")
 POOL = rows.Row("max_pool", (64, 64, 112, 112), 0, 2, 2, 0, 1, 1, "channels_first", "float32")
 BF16 = Setting("bfloat16", "fast", False, True)
@@ -223,3 +227,63 @@ def test_benchmark_calls_of_funcnn_are_what_their_rows_say() -> None:
         shape = (2, 4, 9, 9) if op.endswith("backward") else (2, 6 if is_conv else 4, 5, 5)
         assert arrays[0].shape == shape
         assert len(arrays) == (3 if op == "conv_backward" else 1)
+
+
+def test_rows_agree_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides' calls, on the CPU: the same op on the same memory, in every dtype, layout and setting."""
+    need(Backend.TORCH)
+    import torch
+
+    monkeypatch.setattr(run_gpu, "usable_torch", lambda: torch)
+    monkeypatch.setattr(run_gpu, "engine", lambda row: "blas")
+    device = SimpleNamespace(double=True, xp=np)
+    with torch.enable_grad():  # what a row switches off is on again afterwards
+        for row, setting in run_gpu.tasks(deterministic=True)[::5]:
+            calls = run_gpu.calls_of(device, run_gpu.Task(run_gpu.tiny(row), setting))
+            assert list(calls) == ["funcnn", "torch"]
+            far = run_gpu.difference({side: call() for side, call in calls.items()})
+            assert far < (1e-2 if row.dtype == "bfloat16" else 1e-6), (row, setting)
+            assert torch.backends.cudnn.benchmark == setting.autotune
+            assert torch.backends.cudnn.allow_tf32 == (setting.numerics == "fast")
+
+
+class Graph:
+    """A cuDNN graph as `_gpu.execute` sees it."""
+
+    name = "graph"
+
+    def execute_plan_at_index(self, *args: Any, handle: int) -> None:
+        assert args == ({1: 2}, 0, 3)
+        assert handle == 7
+
+
+@pytest.mark.parametrize("entry", ["execute_plan_at_index", "another"])
+def test_execute_is_timed_apart(monkeypatch: pytest.MonkeyPatch, entry: str) -> None:
+    """The frontend's own, or the whole of `_gpu.execute` where that enters the frontend by another name."""
+    from funcnn._engines import _gpu
+
+    def execute(graph: Any, index: int, pointers: dict[int, int], workspace: int) -> None:
+        assert graph.name == "graph"
+        if entry == "execute_plan_at_index":
+            graph.execute_plan_at_index(pointers, workspace, index, handle=7)
+
+    monkeypatch.setattr(_gpu, "execute", execute)
+    with run_gpu.timed_execute() as spent:
+        _gpu.execute(Graph(), 3, {1: 2}, 0)
+    assert len(spent) == 1
+    assert spent[0] > 0
+    assert _gpu.execute is execute
+
+
+def gpu_check(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["bash", str(ROOT / "scripts" / "gpu_check.sh"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+
+
+def test_the_check_says_how_it_is_used() -> None:
+    usage = gpu_check("--help")
+    assert usage.returncode == 0
+    assert "[--double] [--install] [--python PROGRAM] [OUT]" in usage.stdout
+    wrong = gpu_check("--dobule")
+    assert wrong.returncode == 2
+    assert "unknown option: --dobule" in wrong.stderr
