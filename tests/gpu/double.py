@@ -79,7 +79,7 @@ def empty(shape: tuple[int, ...], dtype: Any) -> Array:
     return cupy.empty(shape, dtype)
 
 
-def device_of(array: Array) -> int:
+def device_of(array: Any) -> int:
     import cupy
 
     return int((array.device or cupy.cuda.Device()).id)
