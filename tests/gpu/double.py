@@ -44,6 +44,11 @@ def install() -> None:
         setattr(_gpu, name, function)
 
 
+def installed() -> bool:
+    """Whether the engines see the doubles."""
+    return _gpu.empty is empty
+
+
 def public() -> dict[str, Callable[..., Any]]:
     """The functions that stand for those of `_gpu`."""
     return {name: globals()[name] for name in _gpu.__all__ if inspect.isfunction(globals()[name])}
