@@ -218,6 +218,11 @@ def test_a_plan_runs_with_its_workspace_and_this_threads_handle(gpu: Any, machin
     assert [entry for entry in machine.log if entry[0] == "empty"] == [("empty", (100,), "uint8")]
 
 
+def test_what_the_frontend_raises(gpu: Any, machine: Recorder) -> None:
+    machine.cudnn.cudnnGraphNotSupportedError = KeyError
+    assert gpu.graph_errors() == (KeyError, RuntimeError, ValueError)
+
+
 # ---- the rest --------------------------------------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "execute",
     "free_bytes",
     "frontend",
+    "graph_errors",
     "launch",
     "matmul",
     "milliseconds",
@@ -218,6 +219,11 @@ def milliseconds(run: Callable[[], Any], repeats: int) -> float:
 def frontend() -> Any:
     """The module of cuDNN's Python frontend."""
     return importlib.import_module("cudnn")
+
+
+def graph_errors() -> tuple[type[Exception], ...]:
+    """What the frontend raises for a graph or a plan that it refuses."""
+    return (frontend().cudnnGraphNotSupportedError, RuntimeError, ValueError)
 
 
 class _Handle:

@@ -149,6 +149,10 @@ def frontend() -> Any:
     return graphs.frontend()
 
 
+def graph_errors() -> tuple[type[Exception], ...]:
+    return (frontend().cudnnGraphNotSupportedError, RuntimeError, ValueError)
+
+
 def stack() -> str:
     return require_cudnn()
 

@@ -91,7 +91,7 @@ def _lists(problem: Problem, refusals: list[str]) -> Iterator[tuple[_gpu.Graph, 
         try:
             graph = _described(problem)
             graph.create_execution_plans([mode])
-        except Exception as error:  # cuDNN names no class for what it refuses
+        except _gpu.graph_errors() as error:
             refusals.append(_first_line(error))
             continue
         yield graph, mode == modes.FALLBACK
@@ -100,7 +100,7 @@ def _lists(problem: Problem, refusals: list[str]) -> Iterator[tuple[_gpu.Graph, 
 def _built(graph: _gpu.Graph, number: int, fallback: bool, refusals: list[str]) -> Built | None:
     try:
         graph.build_plan_at_index(number)
-    except Exception as error:
+    except _gpu.graph_errors() as error:
         refusals.append(_first_line(error))
         return None
     workspace = int(graph.get_workspace_size_plan_at_index(number))
