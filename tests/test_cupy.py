@@ -462,6 +462,18 @@ def test_states_on_cupy_pickle_into_another_process(doubled: Any) -> None:
     assert out.stdout.decode().rstrip() == f"{y.sum()} {again.sum()} {pool!r}"
 
 
+def test_the_double_of_cupy_alone_is_no_gpu() -> None:
+    code = (
+        "import cupy, funcnn as fn\n"
+        "assert fn.max_pool_init(cupy.zeros((1, 1, 4, 4)), 2).plan.engine == 'xp'\n"
+        "print(fn.engines()['cudnn'])"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (HERE / "gpu", ROOT)))}
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    assert "available=False" in out.stdout
+    assert "no NVIDIA driver" in out.stdout
+
+
 def test_the_example_learns_on_cupy_as_on_numpy(cupy: Any, tmp_path: Path) -> None:
     sys.path.insert(0, str(ROOT / "examples"))
     import train_digits

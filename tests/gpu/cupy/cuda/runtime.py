@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from . import device
 
-__all__ = ["getDevice", "getDeviceCount", "memGetInfo", "setDevice"]
+__all__ = ["driverGetVersion", "getDevice", "getDeviceCount", "memGetInfo", "runtimeGetVersion", "setDevice"]
 
 MEMORY = 8 << 30  # bytes that the double says a device has
+
+
+def runtimeGetVersion() -> int:
+    return 13000
+
+
+def driverGetVersion() -> int:
+    """0: where `funcnn._engines._gpu` has no double, engines that need a GPU must not take this for one."""
+    return 0
 
 
 def getDeviceCount() -> int:
