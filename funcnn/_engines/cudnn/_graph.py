@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from funcnn._engines import _gpu
 from funcnn._spec import Axis, Options
 
-__all__ = ["RESULT", "UIDS", "Built", "Problem", "Tensor", "candidates", "rebuilt"]
+__all__ = ["RESULT", "UIDS", "Built", "Problem", "Refusal", "Tensor", "candidates", "rebuilt"]
 
 UIDS = {"image": 1, "filter": 2, "response": 3, "bias": 4}
 RESULT = {"fprop": "response", "dgrad": "image", "wgrad": "filter"}
@@ -56,7 +56,14 @@ class Built(NamedTuple):
     fallback: bool
 
 
-def candidates(problem: Problem, options: Options, limit: int, refusals: list[str]) -> Iterator[Built]:
+class Refusal(NamedTuple):
+    """Why a way is not taken. over_limit: for its workspace."""
+
+    reason: str
+    over_limit: bool = False
+
+
+def candidates(problem: Problem, options: Options, limit: int, refusals: list[Refusal]) -> Iterator[Built]:
     """The allowed ways that need at most `limit` bytes of workspace, best first, each built when it is asked for.
 
     Reasons of the others go to `refusals`. All that one list of the heuristics yields share a graph, whose built plans stay.
@@ -75,16 +82,17 @@ def candidates(problem: Problem, options: Options, limit: int, refusals: list[st
             yield built
 
 
-def rebuilt(problem: Problem, name: str) -> Built | None:
-    """The candidate of that name; None where cuDNN has it no more."""
+def rebuilt(problem: Problem, name: str, limit: int) -> Built | None:
+    """The candidate of that name; None where cuDNN has it no more, or not within `limit` bytes of workspace."""
     for graph, fallback in _lists(problem, []):
         for number in range(graph.get_execution_plan_count()):
             if graph.get_plan_name_at_index(number) == name:
-                return _built(graph, number, fallback, [])
+                built = _built(graph, number, fallback, [])
+                return built if built is not None and built.workspace <= limit else None
     return None
 
 
-def _lists(problem: Problem, refusals: list[str]) -> Iterator[tuple[_gpu.Graph, bool]]:
+def _lists(problem: Problem, refusals: list[Refusal]) -> Iterator[tuple[_gpu.Graph, bool]]:
     """A graph with what the heuristics name, then one with the fallbacks."""
     modes = _gpu.frontend().heur_mode
     for mode in (modes.A, modes.FALLBACK):
@@ -92,16 +100,16 @@ def _lists(problem: Problem, refusals: list[str]) -> Iterator[tuple[_gpu.Graph, 
             graph = _described(problem)
             graph.create_execution_plans([mode])
         except _gpu.graph_errors() as error:
-            refusals.append(_first_line(error))
+            refusals.append(_refusal(error))
             continue
         yield graph, mode == modes.FALLBACK
 
 
-def _built(graph: _gpu.Graph, number: int, fallback: bool, refusals: list[str]) -> Built | None:
+def _built(graph: _gpu.Graph, number: int, fallback: bool, refusals: list[Refusal]) -> Built | None:
     try:
         graph.build_plan_at_index(number)
     except _gpu.graph_errors() as error:
-        refusals.append(_first_line(error))
+        refusals.append(_refusal(error))
         return None
     workspace = int(graph.get_workspace_size_plan_at_index(number))
     return Built(graph, number, workspace, graph.get_plan_name_at_index(number), fallback)
@@ -119,8 +127,9 @@ def _barred_notes(dtype: str, options: Options) -> list[Any]:
     return [getattr(notes, name) for name in names]
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__
+def _refusal(error: Exception) -> Refusal:
+    """The first line of what cuDNN says."""
+    return Refusal(str(error).strip().split("\n")[0] or type(error).__name__)
 
 
 def _described(problem: Problem) -> _gpu.Graph:

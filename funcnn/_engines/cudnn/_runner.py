@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from funcnn._engines import _gpu
 from funcnn._engines._order import FIRST, LAST, allocate, memory_order
-from funcnn._engines.cudnn._graph import RESULT, UIDS, Built, Problem, Tensor, candidates, rebuilt
+from funcnn._engines.cudnn._graph import RESULT, UIDS, Built, Problem, Refusal, Tensor, candidates, rebuilt
 from funcnn._spec import HALF_DTYPES, Axis, ConvSpec, Options
 from funcnn.errors import EngineError
 
 __all__ = ["Operands", "Runner", "by_channel"]
 
-MOST_GRAPHS = 64  # kept by a plan; each memory layout and batch size of a call takes one for each of the three maps
+MOST_GRAPHS = 64  # kept by a plan: up to four for each batch size and memory layout of the arrays
 MOST_ELEMENTS = 2**31 - 1  # from the first of an operand to its last: cuDNN's kernels index in 32 bits
 ALIGNMENT = 16  # bytes, of every operand of a graph
 REPEATS = 10  # runs of a candidate that are timed at once
@@ -80,12 +80,12 @@ class Runner:
     def __init__(self, spec: ConvSpec, options: Options, limit: int) -> None:
         self.spec, self.options, self.limit = spec, options, limit
         # Candidates of the last graphs, by name: what a pickle keeps.
-        self.choices: _Bounded[str] = _Bounded(4 * MOST_GRAPHS)
+        self.choices: _Bounded[str] = _Bounded(MOST_GRAPHS)
         self._reached = tuple(_reached(axis) for axis in spec.axes)
         self._cropped = any(size != axis.size for axis, size in zip(spec.axes, self._reached, strict=True))
         axes = tuple(axis._replace(size=size) for axis, size in zip(spec.axes, self._reached, strict=True))
         self._axes = axes if len(axes) > 1 else (Axis(1, 1, 1, 1, 0, 0, 1), *axes)
-        self._ways: _Bounded[_Way] = _Bounded(4 * MOST_GRAPHS)
+        self._ways: _Bounded[_Way] = _Bounded(MOST_GRAPHS)
         self._graphs: _Bounded[Built] = _Bounded(MOST_GRAPHS)
         self._prepared: _Bounded[bool] = _Bounded(MOST_GRAPHS)
         self._lock = threading.RLock()
@@ -216,7 +216,7 @@ class Runner:
         operands: dict[str, Any] = regular
         if n > 1 and max(map(_extent, operands.values())) > MOST_ELEMENTS:
             return _Way((n + 1) // 2)
-        refusals: list[str] = []
+        refusals: list[Refusal] = []
         built, add_bias = self._choose(kind, {name: _lifted(t) for name, t in operands.items()}, biased, refusals)
         if built is not None and add_bias and self.spec.dtype in HALF_DTYPES:
             return _Way(n)
@@ -225,13 +225,21 @@ class Runner:
         spread = tuple(name for name, t in operands.items() if t != packed(t.shape, memory_order(t, order)))
         if spread:
             return _Way(n, spread)
-        if n > 1 and any("workspace" in reason for reason in refusals):
+        if n > 1 and any(refusal.over_limit for refusal in refusals):
             return _Way((n + 1) // 2)
-        reason = refusals[0] if refusals else "no engine is allowed"
-        raise EngineError(f"cuDNN has no {kind} plan for batch size {n} within {self.limit:,} bytes: {reason}")
+        reason = refusals[0].reason if refusals else "no engine is allowed"
+        raise EngineError(
+            f"{self._function(kind)}: x must have a batch size for which cuDNN has a {kind} plan within {self.limit:,} bytes "
+            f"of workspace, got {n} ({reason})"
+        )
+
+    def _function(self, kind: str) -> str:
+        """The op that a map belongs to."""
+        op, forward = ("conv_transpose", "dgrad") if self.spec.transposed else ("conv", "fprop")
+        return op if kind == forward else f"{op}_backward"
 
     def _choose(
-        self, kind: str, tensors: dict[str, Tensor], biased: bool, refusals: list[str]
+        self, kind: str, tensors: dict[str, Tensor], biased: bool, refusals: list[Refusal]
     ) -> tuple[Built | None, bool]:
         """The graph, and whether a bias is to be added after it.
 
@@ -247,11 +255,11 @@ class Runner:
             return fused, False
         return plain, True
 
-    def _graph(self, problem: Problem, refusals: list[str]) -> Built | None:
+    def _graph(self, problem: Problem, refusals: list[Refusal]) -> Built | None:
         """The graph of a problem: kept, the candidate that was chosen before, or the best one."""
         found = self._graphs.find(problem)
         if found is None and problem in self.choices:
-            found = rebuilt(problem, self.choices[problem])
+            found = rebuilt(problem, self.choices[problem], self.limit)
         if found is None:
             allowed = candidates(problem, self.options, self.limit, refusals)
             found = _fastest(problem, list(allowed)) if self.options.autotune else next(allowed, None)
