@@ -1,0 +1,272 @@
+"""From a plan's numbers to compiled kernels and their arguments: the generated preamble, tiles, strides, launches.
+
+The CUDA sources beside this module are plain text that begins with what `preamble` generates. Sizes, windows and the tile
+of a thread are constants there; the batch and the strides of arrays are arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from funcnn._engines import _gpu
+from funcnn._engines._gpu import Array
+from funcnn._engines._order import LAST, allocate, memory_order
+from funcnn._spec import COMPLEX_DTYPES, HALF_DTYPES, REAL_OF_COMPLEX, Axis, ceil_div
+
+__all__ = [
+    "Launch",
+    "Tiling",
+    "aligned",
+    "axis_rows",
+    "compiled",
+    "dtype_types",
+    "empty_in_order",
+    "lanes_of",
+    "prepared",
+    "readable",
+    "strides_of",
+    "view_of",
+    "wide",
+]
+
+BLOCK = 256  # threads; without shared memory or barriers any multiple of 32 up to 512 fills a multiprocessor as well
+WORD = 16  # bytes of the largest load or store of a thread
+# Numbers of elements, and distances between them, from which on 32 bits do not hold them. Below it a grid's last block
+# may still count beyond its items.
+INDEX_LIMIT = 2**31 - BLOCK
+
+# ---- sources ---------------------------------------------------------------------------------------------------------
+
+# Files of each program, in order, and its kernels.
+_CELLS = ("common.cuh", "windows.cuh", "cells.cuh")
+_COVERS = ("common.cuh", "windows.cuh", "covers.cuh")
+PROGRAMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "max_pool": ((*_CELLS, "max_pool.cu"), ("max_pool", "max_pool_train")),
+    "max_pool_backward": ((*_COVERS, "max_pool_backward.cu"), ("max_pool_backward",)),
+    "avg_pool": ((*_CELLS, "mean.cuh", "avg_pool.cu"), ("avg_pool",)),
+    "avg_pool_backward": ((*_COVERS, "mean.cuh", "avg_pool_backward.cu"), ("avg_pool_backward",)),
+    "dropout": (("common.cuh", "dropout.cu"), ("dropout", "dropout_backward")),
+    "columns": (("common.cuh", "windows.cuh", "columns.cuh", "columns.cu"), ("columns",)),
+    "fold": (("common.cuh", "windows.cuh", "columns.cuh", "fold.cu"), ("fold",)),
+}
+
+C_TYPES = {
+    "bool": "unsigned char",
+    "int8": "signed char",
+    "uint8": "unsigned char",
+    "int16": "short",
+    "uint16": "unsigned short",
+    "int32": "int",
+    "uint32": "unsigned int",
+    "int64": "long long",
+    "uint64": "unsigned long long",
+    "float16": "__half",
+    "bfloat16": "__nv_bfloat16",
+    "float32": "float",
+    "float64": "double",
+    "complex64": "Complex<float>",
+    "complex128": "Complex<double>",
+}
+_HALF = {
+    "float16": ("cuda_fp16.h", "__half2float", "__float2half_rn"),
+    "bfloat16": ("cuda_bf16.h", "__bfloat162float", "__float2bfloat16_rn"),
+}
+
+Constants = Mapping[str, Any]
+
+
+def wide(dtype: str) -> str:
+    """The dtype of sums: half floats are summed in float32 and rounded once."""
+    return "float32" if dtype in HALF_DTYPES else dtype
+
+
+def dtype_types(dtype: str, wide_dtype: str | None = None) -> dict[str, str]:
+    """Types T, Wide and Real of a dtype of arrays and one of sums, and the conversions between the first two."""
+    wide_dtype = wide_dtype or wide(dtype)
+    types = {"T": C_TYPES[dtype], "Wide": C_TYPES[wide_dtype], "Real": C_TYPES[REAL_OF_COMPLEX.get(wide_dtype, wide_dtype)]}
+    if dtype in _HALF:
+        header, widen, narrow = _HALF[dtype]
+        return {**types, "#include": header, "WIDEN(v)": f"{widen}(v)", "NARROW(v)": f"{narrow}(v)"}
+    return {**types, "WIDEN(v)": "Wide(v)", "NARROW(v)": "T(v)"}
+
+
+def axis_rows(axes: tuple[Axis, ...]) -> str:
+    """Axes as initializers of the kernels' `struct Axis`, whose members have the order of `_spec.Axis`'s but for hi."""
+    return ", ".join(f"{{{a.size}, {a.kernel}, {a.stride}, {a.dilation}, {a.lo}, {a.hi}, {a.out}}}" for a in axes)
+
+
+def preamble(types: Constants, constants: Constants, big: bool) -> str:
+    """The text before a source. Constants: bool, int (also tuples of them), or text, which becomes a macro."""
+    lines = [f"#include <{types['#include']}>"] if "#include" in types else []
+    lines += ["template <class R> struct Complex;"]
+    lines += [f"using Index = {'long long' if big else 'int'};", f"using Count = unsigned {'long long' if big else 'int'};"]
+    for name, text in types.items():
+        if name != "#include":
+            lines.append(f"#define {name} {text}" if "(" in name else f"using {name} = {text};")
+    return "\n".join([*lines, *(_constant(name, value) for name, value in constants.items()), ""])
+
+
+def _constant(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return f"#define {name} {value}"
+    if isinstance(value, bool):
+        return f"constexpr bool {name} = {str(value).lower()};"
+    if isinstance(value, tuple):
+        return f"__device__ constexpr int {name}[] = {{{', '.join(map(str, value))}}};"
+    return f"constexpr {'long long' if value >= 2**31 else 'int'} {name} = {value};"
+
+
+@cache
+def _text(file: str) -> str:
+    return resources.files(__package__).joinpath(file).read_text()
+
+
+def source(program: str, types: Constants, constants: Constants, big: bool) -> str:
+    """The whole text of a program."""
+    return "\n".join([preamble(types, constants, big), *map(_text, PROGRAMS[program][0])])
+
+
+@lru_cache(1024)
+def _compiled(program: str, text: str) -> dict[str, _gpu.Kernel]:
+    return _gpu.compile_kernels(text, PROGRAMS[program][1])
+
+
+def compiled(program: str, types: Constants, constants: Constants, big: bool) -> dict[str, _gpu.Kernel]:
+    """The kernels of a program by name."""
+    return _compiled(program, source(program, types, constants, big))
+
+
+# ---- tiles -----------------------------------------------------------------------------------------------------------
+
+
+class Tiling(NamedTuple):
+    """How the cells of an output (N, C, *cells) in a memory order are dealt out: `tile` of the last axis times `lanes`
+    channels to each thread. Only one of the two is more than 1 on the contiguous axis of memory, where it makes a word.
+    """
+
+    order: str
+    channels: int
+    cells: tuple[int, ...]
+    lanes: int
+    tile: int
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        *outer, last = self.cells
+        return {
+            "RANK": len(self.cells),
+            "CHANNELS": self.channels,
+            "CHANNELS_LAST": self.order == LAST,
+            "LANES": self.lanes,
+            "TILE": self.tile,
+            "TILES": (*outer, last // self.tile),
+            "CELLS": math.prod(self.cells),
+        }
+
+    def items(self, n: int) -> int:
+        """Threads for a batch of n."""
+        return n * self.channels * math.prod(self.cells) // (self.lanes * self.tile)
+
+
+def lanes_of(size: int, most: int) -> int:
+    """The largest power of 2 up to `most` that divides a size."""
+    return math.gcd(size, 1 << (most.bit_length() - 1)) if most > 0 else 1
+
+
+# ---- arrays ----------------------------------------------------------------------------------------------------------
+
+
+def empty_in_order(shape: tuple[int, ...], dtype: Any, order: str) -> Array:
+    """A new array of a channels-first shape in a memory order."""
+    return allocate(_gpu.empty, shape, np.dtype(dtype), order)
+
+
+def readable(x: Array, layout: str) -> Array:
+    """x, or a copy where kernels cannot step through it: strides that are no whole number of elements."""
+    if all(s % x.itemsize == 0 for s in x.strides) and x.data.ptr % x.itemsize == 0:
+        return x
+    copy = empty_in_order(x.shape, x.dtype, memory_order(x, layout))
+    copy[...] = x
+    return copy
+
+
+def strides_of(x: Array) -> tuple[int, ...]:
+    """Strides in elements."""
+    item = x.itemsize
+    return tuple([s // item for s in x.strides])
+
+
+class View(NamedTuple):
+    """What a launch depends on of an array: element strides, address modulo a word, bytes of an element."""
+
+    strides: tuple[int, ...]
+    phase: int
+    itemsize: int
+
+
+def view_of(x: Array) -> View:
+    """The view of an array."""
+    return View(strides_of(x), x.data.ptr % WORD, x.itemsize)
+
+
+def aligned(view: View, axis: int, count: int) -> bool:
+    """Whether every `count` neighbours on an axis, from a multiple of `count` on, are one aligned word of memory."""
+    others = (*view.strides[:axis], *view.strides[axis + 1 :])
+    word = min(count * view.itemsize, WORD)
+    return (
+        view.strides[axis] == 1 and view.phase % word == 0 and all(s * view.itemsize % word == 0 for s in others)
+    )
+
+
+def reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Elements from the first to the farthest one that strides reach."""
+    return sum((n - 1) * abs(s) for n, s in zip(shape, strides, strict=True) if n)
+
+
+# ---- launches --------------------------------------------------------------------------------------------------------
+
+
+class Launch(NamedTuple):
+    """Kernels and what they are called with, but for the arrays."""
+
+    kernels: dict[str, _gpu.Kernel]
+    grid: tuple[int, ...]
+    args: Any  # the kernels' `struct Args`, by value
+    tiling: Tiling
+
+    def __call__(self, name: str, *arrays: Array) -> None:
+        _gpu.launch(self.kernels[name], self.grid, (BLOCK,), (*arrays, self.args))
+
+
+def prepared(
+    program: str,
+    types: Constants,
+    constants: Constants,
+    tiling: Tiling,
+    n: int,
+    views: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...],
+) -> Launch:
+    """A launch over a tiling for a batch of n; `views` are (shape, element strides) of the arrays that are read."""
+    items = tiling.items(n)
+    big = max(items * tiling.lanes * tiling.tile, *(reach(*view) for view in views)) >= INDEX_LIMIT
+    kernels = compiled(program, types, {**tiling.constants, **constants}, big)
+    return Launch(kernels, (ceil_div(items, BLOCK),), arguments(big, items, *(s for _, s in views)), tiling)
+
+
+def arguments(big: bool, *values: Any) -> Any:
+    """A `struct Args`: all members are of one size, so they lie one after the other."""
+    flat = [v for value in values for v in (value if isinstance(value, tuple) else (value,))]
+    args = np.zeros((), [("values", np.int64 if big else np.int32, len(flat))])
+    args["values"] = flat
+    return args
+
+
+def is_complex(dtype: str) -> bool:
+    """Whether a dtype is complex."""
+    return dtype in COMPLEX_DTYPES
