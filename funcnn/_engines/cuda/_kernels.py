@@ -116,10 +116,10 @@ def _constant(name: str, value: Any) -> str:
     if isinstance(value, str):
         return f"#define {name} {value}"
     if isinstance(value, bool):
-        return f"constexpr bool {name} = {str(value).lower()};"
+        return f"[[maybe_unused]] constexpr bool {name} = {str(value).lower()};"
     if isinstance(value, tuple):
-        return f"__device__ constexpr int {name}[] = {{{', '.join(map(str, value))}}};"
-    return f"constexpr {'long long' if value >= 2**31 else 'int'} {name} = {value};"
+        return f"[[maybe_unused]] __device__ constexpr int {name}[] = {{{', '.join(map(str, value))}}};"
+    return f"[[maybe_unused]] constexpr {'long long' if value >= 2**31 else 'int'} {name} = {value};"
 
 
 @cache

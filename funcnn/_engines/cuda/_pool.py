@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from funcnn._engines import _gpu
 from funcnn._engines._gpu import Array
 from funcnn._engines._order import LAST, memory_order
@@ -25,6 +27,7 @@ from funcnn._engines.cuda._kernels import (
     prepared,
     readable,
     view_of,
+    wide,
 )
 from funcnn._spec import FLOAT_DTYPES, AvgPoolSpec, Axis, MaxPoolSpec, ceil_div
 
@@ -37,14 +40,6 @@ UNROLLED_CELLS = 256
 # Planes that a thread of a channels-first array works on: the arithmetic of places is done once for them.
 PLANES = 4
 LAUNCHES = 64  # prepared, of one plan: (batch, strides) that come in turns
-
-_LOWEST = {
-    "bool": "0",
-    **{f"uint{bits}": "0" for bits in (8, 16, 32, 64)},
-    **{f"int{bits}": f"(-{2 ** (bits - 1) - 1} - 1)" for bits in (8, 16, 32)},
-    "int64": f"(-{2**63 - 1}ll - 1)",
-    **dict.fromkeys(FLOAT_DTYPES, "-__builtin_huge_val()"),
-}
 
 
 class _Pool:
@@ -101,8 +96,9 @@ class CudaMaxPool(_Pool, MaxPoolPlan):
 
     def choose_algorithm(self) -> str:
         spec: MaxPoolSpec = self.spec
-        self.types = {**dtype_types(spec.dtype), "Argmax": C_TYPES[spec.argmax_dtype]}
-        self.constants = {"FLOATING": spec.dtype in FLOAT_DTYPES, "LOWEST": _LOWEST[spec.dtype]}
+        bits = _lowest_bits(wide(spec.dtype))
+        self.types = {**dtype_types(spec.dtype), "Argmax": C_TYPES[spec.argmax_dtype], "Bits": C_TYPES[bits.dtype.name]}
+        self.constants = {"FLOATING": spec.dtype in FLOAT_DTYPES, "LOWEST_BITS": f"{bits:#x}ull"}
         self._start()
         return "direct"
 
@@ -166,6 +162,13 @@ class CudaAvgPool(_Pool, AvgPoolPlan):
                 dy = readable(dy, spec.layout)
                 self._backward(dy.shape[0], order, view_of(dy))("avg_pool_backward", dy, dx)
         return dx
+
+
+def _lowest_bits(dtype: str) -> Any:
+    """Bits of the lowest number of a real dtype: C++ has no word for infinity without a header."""
+    kind = np.dtype(dtype)
+    lowest = -math.inf if kind.kind == "f" else 0 if kind.kind == "b" else np.iinfo(kind).min
+    return np.asarray(lowest, kind).view(f"u{kind.itemsize}")[()]
 
 
 # ---- tiles -----------------------------------------------------------------------------------------------------------

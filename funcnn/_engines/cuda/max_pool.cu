@@ -6,6 +6,13 @@ struct Args {
     View x;
 };
 
+__device__ inline Wide lowest() {
+    const Bits bits = LOWEST_BITS;
+    Wide value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 // NaN beats every number and no other NaN, so that the first one of a window stays.
 __device__ inline bool beats(Wide value, Wide best) {
     if constexpr (FLOATING) return !(value <= best) && best == best;
@@ -31,13 +38,13 @@ template <bool TRAIN> __device__ inline void max_pool_tile(const T* x, T* y, Arg
     const Place place = place_of(item);
     Wide best[TILE][LANES];
     int winner[TILE][LANES];
-    fill<TILE>(best, Wide(LOWEST));
+    fill<TILE>(best, lowest());
     fill<TILE>(winner, first_tap(place));
     x += place.image * args.x.image + place.channel * args.x.channel;
     each_cell(x, args.x, place, [&](int i, int tap, const T(&cell)[LANES], bool inside) {
 #pragma unroll
         for (int lane = 0; lane < LANES; ++lane) {
-            const Wide value = inside ? WIDEN(cell[lane]) : Wide(LOWEST);
+            const Wide value = inside ? WIDEN(cell[lane]) : lowest();
             if (beats(value, best[i][lane])) {
                 best[i][lane] = value;
                 winner[i][lane] = tap;
