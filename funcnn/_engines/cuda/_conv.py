@@ -1,0 +1,386 @@
+"""Convolution by im2col and cuBLAS, for what cuDNN does not do.
+
+Legend: N batch, C = I or O channels, G groups, K = C/G * taps, P pixels of y of a block. All arrays have a channels-first
+shape. Products are stacks of matrices (B, G, rows, P): channels-first B counts the images of a block, channels-last B is 1
+and P runs over the pixels of all of them, for there they lie one after the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from funcnn._engines import _gpu
+from funcnn._engines._gpu import Array
+from funcnn._engines._order import FIRST, LAST, memory_order
+from funcnn._engines._protocol import ConvPlan
+from funcnn._engines.cuda._kernels import (
+    BLOCK,
+    INDEX_LIMIT,
+    WORD,
+    Tiling,
+    View,
+    aligned,
+    arguments,
+    axis_rows,
+    compiled,
+    dtype_types,
+    empty_in_order,
+    lanes_of,
+    reach,
+    readable,
+    view_of,
+    wide,
+)
+from funcnn._spec import REAL_OF_COMPLEX, ceil_div
+
+__all__ = ["CudaConv"]
+
+MOST_WORKSPACE = 1 << 30
+UNROLLED_TAPS = 32
+MOST_GRID_ROWS = 65535  # of a grid's second axis
+
+
+class Block(NamedTuple):
+    """Images n0 .. n1 and their pixels p0 .. p1; all pixels, or those of one image."""
+
+    n0: int
+    n1: int
+    p0: int
+    p1: int
+
+
+class CudaConv(ConvPlan):
+    """conv and conv_transpose for CuPy arrays."""
+
+    engine = "cuda"
+
+    def choose_algorithm(self) -> str:
+        spec = self.spec
+        limit = self.options.workspace_limit
+        self._limit = min(_gpu.free_bytes() // 4, MOST_WORKSPACE) if limit is None else limit
+        self._sum = np.dtype(wide(spec.y_dtype))
+        self._pixels = math.prod(a.out for a in spec.axes)
+        if spec.taps == 1 and all(a.stride == 1 and a.lo == 0 and a.out == a.size for a in spec.axes):
+            return "matmul"
+        return "im2col"
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Columns and products of the largest block that the limit allows and of one pixel at least."""
+        return max(self._limit, self._pixel_bytes)
+
+    # ---- the three maps ----------------------------------------------------------------------------------------------
+
+    def correlate(self, x: Array, weight: Array, bias: Array | None) -> Array:
+        if self._real_weight:
+            return self._by_parts(self.real_plan.correlate, x, weight, bias)
+        spec = self.spec
+        with _gpu.on_device(_gpu.device_of(x)):
+            order = memory_order(x, spec.layout)
+            y = empty_in_order((x.shape[0], spec.outputs, *(a.out for a in spec.axes)), spec.y_dtype, order)
+            if y.size:
+                self._multiply(self._weight_matrix(weight, order), x, bias, y, order)
+        return y
+
+    def adjoint(self, y: Array, weight: Array, bias: Array | None) -> Array:
+        if self._real_weight:
+            return self._by_parts(self.real_plan.adjoint, y, weight, bias)
+        spec = self.spec
+        with _gpu.on_device(_gpu.device_of(y)):
+            order = memory_order(y, spec.layout)
+            x = empty_in_order((y.shape[0], spec.inputs, *(a.size for a in spec.axes)), spec.y_dtype, order)
+            if x.size:
+                rows = self._weight_matrix(weight, order).swapaxes(1, 2)
+                if self.algorithm == "matmul":
+                    self._multiply(rows, y, bias, x, order)
+                else:
+                    self._scatter(rows, y, bias, x, order)
+        return x
+
+    def weight_gradient(self, x: Array, y: Array) -> Array:
+        if self._real_weight:
+            real = self.real_plan.weight_gradient
+            return real(x.real, y.real) - real(x.imag, y.imag)
+        spec = self.spec
+        with _gpu.on_device(_gpu.device_of(x)):
+            order = memory_order(x, spec.layout)
+            o, k = spec.outputs // spec.groups, spec.inputs // spec.groups * spec.taps
+            total = _gpu.empty((spec.groups, o, k), self._sum)
+            if not (total.size and y.size):
+                total[...] = 0
+            else:
+                part = total
+                rows = self._flat(y, order)
+                for block in self._blocks(x.shape[0]):
+                    columns = self._columns(x, block, order, merge=True).swapaxes(2, 3)[0]  # (G, P, K)
+                    _gpu.matmul(self._merged(rows, block, order), columns, part)
+                    if part is not total:
+                        total += part
+                    elif block.n1 < x.shape[0] or block.p1 < self._pixels:
+                        part = _gpu.empty(total.shape, self._sum)
+            return self._weight_of(total, order).astype(spec.weight_dtype, copy=False)
+
+    def bias_gradient(self, dy: Array) -> Array:
+        with _gpu.on_device(_gpu.device_of(dy)):
+            sums = dy.sum(axis=(0, *range(2, dy.ndim)), dtype=self._sum)
+            return sums.astype(self.spec.y_dtype, copy=False)
+
+    def conjugate(self, a: Array) -> Array:
+        return a.conj() if a.dtype.kind == "c" else a
+
+    # ---- complex x with a real weight: two real convolutions -----------------------------------------------------------
+
+    @property
+    def _real_weight(self) -> bool:
+        return self.spec.weight_dtype != self.spec.dtype
+
+    @cached_property
+    def real_plan(self) -> CudaConv:
+        real = REAL_OF_COMPLEX[self.spec.dtype]
+        spec = dataclasses.replace(self.spec, dtype=real, y_dtype=real)
+        return CudaConv(spec, self.options, self.library, self.device, self.threads)
+
+    def _by_parts(self, run: Any, x: Array, weight: Array, bias: Array | None) -> Array:
+        real = run(x.real, weight, None if bias is None else bias.real)
+        with _gpu.on_device(_gpu.device_of(x)):
+            y = empty_in_order(real.shape, self.spec.y_dtype, memory_order(x, self.spec.layout))
+            y.real[...] = real
+            y.imag[...] = run(x.imag, weight, None if bias is None else bias.imag)
+        return y
+
+    # ---- products ----------------------------------------------------------------------------------------------------
+
+    def _multiply(self, rows: Array, source: Array, bias: Array | None, target: Array, order: str) -> None:
+        """target = rows (G, out channels / G, K) times the windows of source, plus bias."""
+        if not rows.shape[-1]:
+            target[...] = 0
+        else:
+            flat = _flattened(target, order)
+            cells = self._flat(source, order) if self.algorithm == "matmul" else None
+            for block in self._blocks(len(source)):
+                if cells is None:
+                    columns = self._columns(source, block, order)
+                else:
+                    columns = self._matrices(cells, block, order)
+                out = self._matrices(flat, block, order)
+                if out.dtype == self._sum:
+                    _gpu.matmul(rows, columns, out)
+                else:
+                    product = _matrices_like(out, order, self._sum)
+                    _gpu.matmul(rows, columns, product)
+                    self._add_bias(product.reshape(len(product), -1, product.shape[-1]), bias)
+                    out[...] = product.astype(out.dtype)
+        if target.dtype == self._sum or not rows.shape[-1]:
+            self._add_bias(target, bias)
+
+    def _scatter(self, rows: Array, y: Array, bias: Array | None, x: Array, order: str) -> None:
+        """x = what rows (G, K, O/G) times y has for its cells, plus bias."""
+        if not rows.shape[-1] or not y.size:
+            x[...] = 0
+            self._add_bias(x, bias)
+            return
+        flat = self._flat(y, order)
+        sums: Array | None = None
+        for block in self._blocks(len(y)):
+            columns = self._column_scratch(block, order)
+            _gpu.matmul(rows, self._matrices(flat, block, order), columns)
+            images = x[block.n0 : block.n1]
+            if x.dtype == self._sum:
+                sums = images
+            elif block.p0 == 0:
+                sums = empty_in_order(images.shape, self._sum, order)
+            self._fold(columns, sums, block, order)
+            if block.p1 == self._pixels:
+                self._add_bias(sums, bias)
+                if sums is not images:
+                    images[...] = sums.astype(images.dtype)
+
+    def _add_bias(self, y: Array, bias: Array | None) -> None:
+        if bias is not None:
+            y += bias.astype(y.dtype, copy=False).reshape(-1, *(1,) * (y.ndim - 2))
+
+    # ---- blocks ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _pixel_bytes(self) -> int:
+        """Scratch of one pixel of y: a column and, at most, a product and a row that is copied."""
+        spec = self.spec
+        columns = spec.inputs * (spec.taps if self.algorithm == "im2col" else 1)
+        return (columns + spec.outputs) * self._sum.itemsize
+
+    def _blocks(self, n: int) -> Iterator[Block]:
+        """As many images as the limit allows, or parts of one."""
+        pixels = max(1, self._limit // max(1, self._pixel_bytes))
+        images = pixels // self._pixels
+        if images:
+            for n0 in range(0, n, images):
+                yield Block(n0, min(n, n0 + images), 0, self._pixels)
+            return
+        for n0 in range(n):
+            for p0 in range(0, self._pixels, pixels):
+                yield Block(n0, n0 + 1, p0, min(self._pixels, p0 + pixels))
+
+    # ---- matrices ----------------------------------------------------------------------------------------------------
+
+    def _weight_matrix(self, weight: Array, order: str) -> Array:
+        """(G, O/G, K), K in the order in which the columns lie: (c, t) channels-first, (t, c) channels-last."""
+        spec = self.spec
+        weight = weight.astype(self._sum, copy=False)
+        if order == LAST:
+            weight = weight.transpose(0, *range(2, weight.ndim), 1)
+        return weight.reshape(spec.groups, spec.outputs // spec.groups, spec.inputs // spec.groups * spec.taps)
+
+    def _weight_of(self, rows: Array, order: str) -> Array:
+        """The inverse of `_weight_matrix`."""
+        o, i, *kernel = self.spec.weight_shape
+        if order == FIRST:
+            return rows.reshape(o, i, *kernel)
+        last = len(kernel) + 1
+        return rows.reshape(o, *kernel, i).transpose(0, last, *range(1, last))
+
+    def _flat(self, y: Array, order: str) -> Array:
+        """y (N, C, *spatial) as (N, C, pixels) in a memory order and the dtype of sums; copied only where it must be."""
+        if y.dtype != self._sum or not _is_dense(y, order):
+            copy = empty_in_order(y.shape, self._sum, order)
+            copy[...] = y
+            y = copy
+        return _flattened(y, order)
+
+    def _matrices(self, flat: Array, block: Block, order: str) -> Array:
+        """A block of (N, C, pixels) as matrices (B, G, C/G, P), in place."""
+        n0, n1, p0, p1 = block
+        groups, channels = self.spec.groups, flat.shape[1]
+        if order == FIRST:
+            return flat[n0:n1, :, p0:p1].reshape(n1 - n0, groups, channels // groups, p1 - p0)
+        pixels = flat.transpose(0, 2, 1)[n0:n1, p0:p1]
+        return pixels.reshape(1, (n1 - n0) * (p1 - p0), groups, channels // groups).transpose(0, 2, 3, 1)
+
+    def _merged(self, flat: Array, block: Block, order: str) -> Array:
+        """A block of (N, C, pixels) as matrices (G, C/G, n * P): channels-first by a copy, unless it has one image."""
+        matrices = self._matrices(flat, block, order)
+        images, groups, channels, pixels = matrices.shape
+        if images == 1:
+            return matrices[0]
+        copy = _gpu.empty((groups, channels, images, pixels), self._sum)
+        copy[...] = matrices.transpose(1, 2, 0, 3)
+        return copy.reshape(groups, channels, images * pixels)
+
+    def _column_scratch(self, block: Block, order: str, merge: bool = False) -> Array:
+        """Matrices (B, G, K, P) for the columns of a block; `merge`: B is 1 and P counts the pixels of all images."""
+        spec = self.spec
+        images, pixels = block.n1 - block.n0, block.p1 - block.p0
+        k = spec.inputs // spec.groups * spec.taps
+        if order == LAST:
+            return _gpu.empty((1, images * pixels, spec.groups, k), self._sum).transpose(0, 2, 3, 1)
+        if merge:
+            return _gpu.empty((1, spec.groups, k, images * pixels), self._sum)
+        return _gpu.empty((images, spec.groups, k, pixels), self._sum)
+
+    def _columns(self, x: Array, block: Block, order: str, merge: bool = False) -> Array:
+        """The windows of a block as matrices (B, G, K, P)."""
+        columns = self._column_scratch(block, order, merge)
+        part = readable(x[block.n0 : block.n1], self.spec.layout)
+        kernel, grid, args = _column_launch(self.spec, self._sum.name, block, order, view_of(part), _steps(columns))
+        _gpu.launch(kernel, grid, (BLOCK,), (part, columns, args))
+        return columns
+
+    def _fold(self, columns: Array, x: Array, block: Block, order: str) -> None:
+        """Write x (n, I, *size), or add to it what a later part of its image has."""
+        kernel, grid, args = _fold_launch(self.spec, self._sum.name, block, order, _steps(columns))
+        _gpu.launch(kernel, grid, (BLOCK,), (columns, x, args))
+
+
+def _is_dense(y: Array, order: str) -> bool:
+    """Whether the pixels and channels of all images lie one after the other, in a memory order."""
+    return bool((y if order == FIRST else y.transpose(0, *range(2, y.ndim), 1)).flags.c_contiguous)
+
+
+def _flattened(y: Array, order: str) -> Array:
+    """A dense y (N, C, *spatial) as (N, C, pixels), in place."""
+    n, c = y.shape[:2]
+    if order == FIRST:
+        return y.reshape(n, c, math.prod(y.shape[2:]))
+    return y.transpose(0, *range(2, y.ndim), 1).reshape(n, math.prod(y.shape[2:]), c).transpose(0, 2, 1)
+
+
+def _matrices_like(out: Array, order: str, dtype: Any) -> Array:
+    """Scratch for matrices (B, G, rows, P) that lie as `out` does in a memory order."""
+    b, groups, rows, pixels = out.shape
+    if order == FIRST:
+        return _gpu.empty(out.shape, dtype)
+    return _gpu.empty((b, pixels, groups, rows), dtype).transpose(0, 2, 3, 1)
+
+
+# ---- launches --------------------------------------------------------------------------------------------------------
+
+
+def _steps(columns: Array) -> tuple[int, int, int, int]:
+    """Element strides of matrices (B, G, K, P), whose images are B or, merged, runs of P."""
+    item = columns.itemsize
+    b, g, k, p = (s // item for s in columns.strides)
+    return b if columns.shape[0] > 1 else 0, g, k, p
+
+
+def _constants(spec: Any) -> dict[str, Any]:
+    return {
+        "AXES_OF_PLAN": axis_rows(spec.axes),
+        "GROUPS": spec.groups,
+        "FLIP": spec.flip,
+        "TAPS": spec.taps,
+        "PIXELS": math.prod(a.out for a in spec.axes),
+    }
+
+
+def _column_steps(spec: Any, block: Block, order: str, steps: tuple[int, int, int, int]) -> tuple[int, ...]:
+    """The kernels' `struct Columns`."""
+    image, group, row, pixel = steps
+    image = image or (block.p1 - block.p0) * pixel
+    if order == FIRST:
+        return image, group, row * spec.taps, row, pixel
+    return image, group, row, row * (spec.inputs // spec.groups), pixel
+
+
+@lru_cache(1024)
+def _column_launch(
+    spec: Any, sums: str, block: Block, order: str, x: View, steps: tuple[int, int, int, int]
+) -> tuple[_gpu.Kernel, tuple[int, ...], Any]:
+    images, pixels = block.n1 - block.n0, (block.n1 - block.n0) * (block.p1 - block.p0)
+    itemsize = np.dtype(sums).itemsize
+    lanes = lanes_of(spec.inputs // spec.groups, WORD // itemsize) if order == LAST else 1
+    tiling = Tiling(order, spec.inputs, tuple(a.size for a in spec.axes), lanes, 1)
+    constants = {
+        **_constants(spec),
+        "X_PACKED": lanes > 1 and aligned(x, 1, lanes),
+        "UNROLL": min(spec.taps, UNROLLED_TAPS),
+    }
+    items = pixels * (spec.inputs // lanes if order == LAST else 1)
+    shape = (images, spec.inputs, *(a.size for a in spec.axes))
+    big = max(items, pixels * spec.inputs * spec.taps, reach(shape, x.strides)) >= INDEX_LIMIT
+    kernel = compiled("columns", dtype_types(spec.dtype, sums), {**tiling.constants, **constants}, big)["columns"]
+    rows = min(spec.inputs, MOST_GRID_ROWS) if order == FIRST else 1
+    args = arguments(big, items, block.p0, x.strides, _column_steps(spec, block, order, steps))
+    return kernel, (ceil_div(items, BLOCK), rows), args
+
+
+@lru_cache(1024)
+def _fold_launch(
+    spec: Any, sums: str, block: Block, order: str, steps: tuple[int, int, int, int]
+) -> tuple[_gpu.Kernel, tuple[int, ...], Any]:
+    images, pixels = block.n1 - block.n0, block.p1 - block.p0
+    lanes = lanes_of(spec.inputs // spec.groups, WORD // np.dtype(sums).itemsize) if order == LAST else 1
+    tiling = Tiling(order, spec.inputs, tuple(a.size for a in spec.axes), lanes, 1)
+    covers = math.prod(ceil_div(a.span, a.stride) for a in spec.axes)
+    constants = {**_constants(spec), "COVERS": covers, "UNROLL": min(covers, UNROLLED_TAPS)}
+    items = tiling.items(images)
+    big = max(items * lanes, images * pixels * spec.inputs * spec.taps) >= INDEX_LIMIT
+    kernel = compiled("fold", dtype_types(sums), {**tiling.constants, **constants}, big)["fold"]
+    args = arguments(big, items, block.p0, pixels, int(block.p0 > 0), _column_steps(spec, block, order, steps))
+    return kernel, (ceil_div(items, BLOCK),), args
+
+
