@@ -106,8 +106,10 @@ def _built(text: str, flags: tuple[str, ...]) -> Path:
     return library
 
 
-def launch(kernel: Kernel, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
-    """Run a kernel, as `_gpu.launch` queues it."""
+def launch(
+    kernel: Kernel, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], first_block: int = 0
+) -> None:
+    """Run a kernel, as `_gpu.launch` queues it; from a block on, where all of a large grid would take too long."""
     held = [_argument(arg) for arg in args]
     given = tuple(size for _, size in held)
     assert given == kernel.parameters, f"{kernel.name} takes {kernel.parameters} (bytes, < 0: pointer), got {given}"
@@ -116,7 +118,7 @@ def launch(kernel: Kernel, grid: tuple[int, ...], block: tuple[int, ...], args: 
     assert grid[0] < 2**31
     assert max(_three(grid)[1:]) < 2**16, grid
     pointers = (ctypes.c_void_p * len(held))(*(value.ctypes.data for value, _ in held))
-    kernel.run((ctypes.c_uint * 6)(*sizes), pointers)
+    kernel.run((ctypes.c_uint * 7)(*sizes, first_block), pointers)
 
 
 def _argument(arg: Any) -> tuple[Any, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from funcnn._engines._protocol import ConvPlan
 from funcnn._engines.cuda._kernels import (
     BLOCK,
     INDEX_LIMIT,
+    ITEMSIZE,
     WORD,
     Tiling,
     View,
@@ -29,6 +30,7 @@ from funcnn._engines.cuda._kernels import (
     arguments,
     axis_rows,
     compiled,
+    dense_view,
     dtype_types,
     empty_in_order,
     lanes_of,
@@ -66,6 +68,13 @@ class CudaConv(ConvPlan):
         self._limit = min(_gpu.free_bytes() // 4, MOST_WORKSPACE) if limit is None else limit
         self._sum = np.dtype(wide(spec.y_dtype))
         self._pixels = math.prod(a.out for a in spec.axes)
+        if self._real_weight:
+            self.real_plan  # noqa: B018
+        elif spec.inputs:  # compile for arrays as they mostly come, so that an error is one of init
+            block, steps = Block(0, 1, 0, self._pixels), (0, 0, 0, 0)
+            x = dense_view((1, spec.inputs, *(a.size for a in spec.axes)), ITEMSIZE[spec.dtype], spec.layout)
+            _column_launch(spec, self._sum.name, block, spec.layout, x, steps)
+            _fold_launch(spec, self._sum.name, block, spec.layout, steps)
         if spec.taps == 1 and all(a.stride == 1 and a.lo == 0 and a.out == a.size for a in spec.axes):
             return "matmul"
         return "im2col"
@@ -116,10 +125,10 @@ class CudaConv(ConvPlan):
                 total[...] = 0
             else:
                 part = total
-                rows = self._flat(y, order)
+                rows = self._reader(y, order)
                 for block in self._blocks(x.shape[0]):
                     columns = self._columns(x, block, order, merge=True).swapaxes(2, 3)[0]  # (G, P, K)
-                    _gpu.matmul(self._merged(rows, block, order), columns, part)
+                    _gpu.matmul(self._merged(rows(block)), columns, part)
                     if part is not total:
                         total += part
                     elif block.n1 < x.shape[0] or block.p1 < self._pixels:
@@ -162,20 +171,17 @@ class CudaConv(ConvPlan):
             target[...] = 0
         else:
             flat = _flattened(target, order)
-            cells = self._flat(source, order) if self.algorithm == "matmul" else None
+            cells = self._reader(source, order)
             for block in self._blocks(len(source)):
-                if cells is None:
-                    columns = self._columns(source, block, order)
-                else:
-                    columns = self._matrices(cells, block, order)
-                out = self._matrices(flat, block, order)
+                columns = cells(block) if self.algorithm == "matmul" else self._columns(source, block, order)
+                out = self._matrices(flat[block.n0 : block.n1], block, order)
                 if out.dtype == self._sum:
                     _gpu.matmul(rows, columns, out)
                 else:
                     product = _matrices_like(out, order, self._sum)
                     _gpu.matmul(rows, columns, product)
                     self._add_bias(product.reshape(len(product), -1, product.shape[-1]), bias)
-                    out[...] = product.astype(out.dtype)
+                    out[...] = product
         if target.dtype == self._sum or not rows.shape[-1]:
             self._add_bias(target, bias)
 
@@ -185,11 +191,11 @@ class CudaConv(ConvPlan):
             x[...] = 0
             self._add_bias(x, bias)
             return
-        flat = self._flat(y, order)
+        cells = self._reader(y, order)
         sums: Array | None = None
         for block in self._blocks(len(y)):
             columns = self._column_scratch(block, order)
-            _gpu.matmul(rows, self._matrices(flat, block, order), columns)
+            _gpu.matmul(rows, cells(block), columns)
             images = x[block.n0 : block.n1]
             if x.dtype == self._sum:
                 sums = images
@@ -199,7 +205,7 @@ class CudaConv(ConvPlan):
             if block.p1 == self._pixels:
                 self._add_bias(sums, bias)
                 if sums is not images:
-                    images[...] = sums.astype(images.dtype)
+                    images[...] = sums
 
     def _add_bias(self, y: Array, bias: Array | None) -> None:
         if bias is not None:
@@ -209,10 +215,10 @@ class CudaConv(ConvPlan):
 
     @cached_property
     def _pixel_bytes(self) -> int:
-        """Scratch of one pixel of y: a column and, at most, a product and a row that is copied."""
+        """Scratch for one pixel of y, at most: its column, its product or rows, copied twice, and its part of x's sums."""
         spec = self.spec
-        columns = spec.inputs * (spec.taps if self.algorithm == "im2col" else 1)
-        return (columns + spec.outputs) * self._sum.itemsize
+        cells = ceil_div(math.prod(a.size for a in spec.axes), self._pixels)
+        return (spec.inputs * (spec.taps + cells) + 2 * spec.outputs) * self._sum.itemsize
 
     def _blocks(self, n: int) -> Iterator[Block]:
         """As many images as the limit allows, or parts of one."""
@@ -244,26 +250,37 @@ class CudaConv(ConvPlan):
         last = len(kernel) + 1
         return rows.reshape(o, *kernel, i).transpose(0, last, *range(1, last))
 
-    def _flat(self, y: Array, order: str) -> Array:
-        """y (N, C, *spatial) as (N, C, pixels) in a memory order and the dtype of sums; copied only where it must be."""
-        if y.dtype != self._sum or not _is_dense(y, order):
-            copy = empty_in_order(y.shape, self._sum, order)
-            copy[...] = y
-            y = copy
-        return _flattened(y, order)
+    def _reader(self, y: Array, order: str) -> Callable[[Block], Array]:
+        """Blocks of y (N, C, *spatial) as matrices (B, G, C/G, P): in place, or where the dtype of sums or the strides differ
+        by a copy of the block's images.
+        """
+        in_place = y.dtype == self._sum and _is_dense(y, order)
+        copy: Array | None = None
 
-    def _matrices(self, flat: Array, block: Block, order: str) -> Array:
-        """A block of (N, C, pixels) as matrices (B, G, C/G, P), in place."""
-        n0, n1, p0, p1 = block
-        groups, channels = self.spec.groups, flat.shape[1]
+        def read(block: Block) -> Array:
+            nonlocal copy
+            images = y[block.n0 : block.n1]
+            if in_place:
+                return self._matrices(_flattened(images, order), block, order)
+            if copy is None or block.p0 == 0:
+                copy = empty_in_order(images.shape, self._sum, order)
+                copy[...] = images
+            return self._matrices(_flattened(copy, order), block, order)
+
+        return read
+
+    def _matrices(self, images: Array, block: Block, order: str) -> Array:
+        """Images (n, C, pixels) of a block as matrices (B, G, C/G, P), in place."""
+        n, channels, _ = images.shape
+        groups, pixels = self.spec.groups, block.p1 - block.p0
+        part = images[:, :, block.p0 : block.p1]
         if order == FIRST:
-            return flat[n0:n1, :, p0:p1].reshape(n1 - n0, groups, channels // groups, p1 - p0)
-        pixels = flat.transpose(0, 2, 1)[n0:n1, p0:p1]
-        return pixels.reshape(1, (n1 - n0) * (p1 - p0), groups, channels // groups).transpose(0, 2, 3, 1)
+            return part.reshape(n, groups, channels // groups, pixels)
+        part = part.transpose(0, 2, 1).reshape(1, n * pixels, groups, channels // groups)
+        return part.transpose(0, 2, 3, 1)
 
-    def _merged(self, flat: Array, block: Block, order: str) -> Array:
-        """A block of (N, C, pixels) as matrices (G, C/G, n * P): channels-first by a copy, unless it has one image."""
-        matrices = self._matrices(flat, block, order)
+    def _merged(self, matrices: Array) -> Array:
+        """Matrices (B, G, C/G, P) as (G, C/G, B * P): by a copy, unless there is one image or channels lie innermost."""
         images, groups, channels, pixels = matrices.shape
         if images == 1:
             return matrices[0]
@@ -382,5 +399,3 @@ def _fold_launch(
     kernel = compiled("fold", dtype_types(sums), {**tiling.constants, **constants}, big)["fold"]
     args = arguments(big, items, block.p0, pixels, int(block.p0 > 0), _column_steps(spec, block, order, steps))
     return kernel, (ceil_div(items, BLOCK),), args
-
-

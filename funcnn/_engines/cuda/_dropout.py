@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 from funcnn._engines import _gpu
 from funcnn._engines._gpu import Array
@@ -13,11 +12,13 @@ from funcnn._engines._hash import M1, M2, SALT, base_key, threshold
 from funcnn._engines._order import FIRST, LAST, memory_order
 from funcnn._engines._protocol import DropoutPlan
 from funcnn._engines.cuda._kernels import (
+    ITEMSIZE,
     WORD,
     Launch,
     Tiling,
     View,
     aligned,
+    dense_view,
     dtype_types,
     empty_in_order,
     lanes_of,
@@ -48,6 +49,10 @@ class CudaDropout(DropoutPlan):
             "SEED_KEY": f"{base_key(spec.seed)}u",
             **{name: f"{value}u" for name, value in (("M1", M1), ("M2", M2), ("SALT", SALT))},
         }
+        shape = (1, *spec.x_shape, *(1,) * (2 - len(spec.x_shape)))
+        if all(shape):  # compile for arrays as they mostly come, so that an error is one of init
+            x, mask = (dense_view(shape, ITEMSIZE[dtype], spec.layout) for dtype in (spec.dtype, "bool"))
+            self._launch(shape, spec.layout, x, mask)
         return "direct"
 
     def forward(self, x: Array, step: Array) -> tuple[Array, Array]:
@@ -112,5 +117,3 @@ def _merged(
 def _is_dense(strides: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
     """Whether every axis steps over the whole of the next one."""
     return all(a == b * n for a, b, n in zip(strides[:-1], strides[1:], sizes[1:], strict=True))
-
-

@@ -17,18 +17,28 @@ import numpy as np
 from funcnn._engines import _gpu
 from funcnn._engines._gpu import Array
 from funcnn._engines._order import LAST, allocate, memory_order
-from funcnn._spec import COMPLEX_DTYPES, HALF_DTYPES, REAL_OF_COMPLEX, Axis, ceil_div
+from funcnn._spec import HALF_DTYPES, REAL_OF_COMPLEX, Axis, ceil_div
 
 __all__ = [
+    "BLOCK",
+    "C_TYPES",
+    "INDEX_LIMIT",
+    "ITEMSIZE",
+    "PROGRAMS",
+    "WORD",
     "Launch",
     "Tiling",
+    "View",
     "aligned",
+    "arguments",
     "axis_rows",
     "compiled",
+    "dense_view",
     "dtype_types",
     "empty_in_order",
     "lanes_of",
     "prepared",
+    "reach",
     "readable",
     "strides_of",
     "view_of",
@@ -73,6 +83,7 @@ C_TYPES = {
     "complex64": "Complex<float>",
     "complex128": "Complex<double>",
 }
+ITEMSIZE = {name: 2 if name in HALF_DTYPES else np.dtype(name).itemsize for name in C_TYPES}
 _HALF = {
     "float16": ("cuda_fp16.h", "__half2float", "__float2half_rn"),
     "bfloat16": ("cuda_bf16.h", "__bfloat162float", "__float2bfloat16_rn"),
@@ -89,7 +100,11 @@ def wide(dtype: str) -> str:
 def dtype_types(dtype: str, wide_dtype: str | None = None) -> dict[str, str]:
     """Types T, Wide and Real of a dtype of arrays and one of sums, and the conversions between the first two."""
     wide_dtype = wide_dtype or wide(dtype)
-    types = {"T": C_TYPES[dtype], "Wide": C_TYPES[wide_dtype], "Real": C_TYPES[REAL_OF_COMPLEX.get(wide_dtype, wide_dtype)]}
+    types = {
+        "T": C_TYPES[dtype],
+        "Wide": C_TYPES[wide_dtype],
+        "Real": C_TYPES[REAL_OF_COMPLEX.get(wide_dtype, wide_dtype)],
+    }
     if dtype in _HALF:
         header, widen, narrow = _HALF[dtype]
         return {**types, "#include": header, "WIDEN(v)": f"{widen}(v)", "NARROW(v)": f"{narrow}(v)"}
@@ -97,15 +112,18 @@ def dtype_types(dtype: str, wide_dtype: str | None = None) -> dict[str, str]:
 
 
 def axis_rows(axes: tuple[Axis, ...]) -> str:
-    """Axes as initializers of the kernels' `struct Axis`, whose members have the order of `_spec.Axis`'s but for hi."""
-    return ", ".join(f"{{{a.size}, {a.kernel}, {a.stride}, {a.dilation}, {a.lo}, {a.hi}, {a.out}}}" for a in axes)
+    """Axes as initializers of the kernels' `struct Axis`, which has the members of `_spec.Axis`."""
+    return ", ".join(f"{{{', '.join(map(str, axis))}}}" for axis in axes)
 
 
 def preamble(types: Constants, constants: Constants, big: bool) -> str:
     """The text before a source. Constants: bool, int (also tuples of them), or text, which becomes a macro."""
     lines = [f"#include <{types['#include']}>"] if "#include" in types else []
     lines += ["template <class R> struct Complex;"]
-    lines += [f"using Index = {'long long' if big else 'int'};", f"using Count = unsigned {'long long' if big else 'int'};"]
+    lines += [
+        f"using Index = {'long long' if big else 'int'};",
+        f"using Count = unsigned {'long long' if big else 'int'};",
+    ]
     for name, text in types.items():
         if name != "#include":
             lines.append(f"#define {name} {text}" if "(" in name else f"using {name} = {text};")
@@ -215,13 +233,21 @@ def view_of(x: Array) -> View:
     return View(strides_of(x), x.data.ptr % WORD, x.itemsize)
 
 
+def dense_view(shape: tuple[int, ...], itemsize: int, order: str) -> View:
+    """The view of a new array of a channels-first shape in a memory order."""
+    _, c, *cells = shape
+    inner = [math.prod(cells[axis + 1 :]) for axis in range(len(cells))]
+    count = math.prod(cells)
+    if order == LAST:
+        return View((count * c, 1, *(c * step for step in inner)), 0, itemsize)
+    return View((count * c, count, *inner), 0, itemsize)
+
+
 def aligned(view: View, axis: int, count: int) -> bool:
     """Whether every `count` neighbours on an axis, from a multiple of `count` on, are one aligned word of memory."""
     others = (*view.strides[:axis], *view.strides[axis + 1 :])
     word = min(count * view.itemsize, WORD)
-    return (
-        view.strides[axis] == 1 and view.phase % word == 0 and all(s * view.itemsize % word == 0 for s in others)
-    )
+    return view.strides[axis] == 1 and view.phase % word == 0 and all(s * view.itemsize % word == 0 for s in others)
 
 
 def reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
@@ -265,8 +291,3 @@ def arguments(big: bool, *values: Any) -> Any:
     args = np.zeros((), [("values", np.int64 if big else np.int32, len(flat))])
     args["values"] = flat
     return args
-
-
-def is_complex(dtype: str) -> bool:
-    """Whether a dtype is complex."""
-    return dtype in COMPLEX_DTYPES

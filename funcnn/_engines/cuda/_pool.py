@@ -15,12 +15,14 @@ from funcnn._engines._order import LAST, memory_order
 from funcnn._engines._protocol import AvgPoolPlan, MaxPoolPlan
 from funcnn._engines.cuda._kernels import (
     C_TYPES,
+    ITEMSIZE,
     WORD,
     Launch,
     Tiling,
     View,
     aligned,
     axis_rows,
+    dense_view,
     dtype_types,
     empty_in_order,
     lanes_of,
@@ -29,7 +31,7 @@ from funcnn._engines.cuda._kernels import (
     view_of,
     wide,
 )
-from funcnn._spec import FLOAT_DTYPES, AvgPoolSpec, Axis, MaxPoolSpec, ceil_div
+from funcnn._spec import COMPLEX_DTYPES, FLOAT_DTYPES, AvgPoolSpec, Axis, MaxPoolSpec, ceil_div
 
 __all__ = ["CudaAvgPool", "CudaMaxPool"]
 
@@ -56,6 +58,14 @@ class _Pool:
         self._axes = {"AXES_OF_PLAN": axis_rows(spec.axes)}
         self._forward: Callable[..., Launch] = lru_cache(LAUNCHES)(self._prepare_forward)
         self._backward: Callable[..., Launch] = lru_cache(LAUNCHES)(self._prepare_backward)
+        if not spec.channels:
+            return
+        x, y = (dense_view((1, *shape), ITEMSIZE[spec.dtype], spec.layout) for shape in (spec.x_shape, spec.y_shape))
+        self._forward(1, spec.layout, x)
+        if spec.dtype not in FLOAT_DTYPES + COMPLEX_DTYPES:
+            return
+        winners = [y._replace(itemsize=ITEMSIZE[spec.argmax_dtype])] if isinstance(spec, MaxPoolSpec) else []
+        self._backward(1, spec.layout, y, *winners)
 
     def _prepare_forward(self, n: int, order: str, x: View) -> Launch:
         spec = self.spec
@@ -195,7 +205,9 @@ def _forward_tiling(spec: Any, order: str, x: View) -> tuple[Tiling, bool]:
 
 def _row_of_windows(last: Axis, x: View) -> int:
     """How many windows one word of x holds, if windows lie side by side without padding; else 0."""
-    adjacent = last.kernel == last.stride and last.dilation == 1 and last.lo == 0 and last.out * last.kernel <= last.size
+    adjacent = (
+        last.kernel == last.stride and last.dilation == 1 and last.lo == 0 and last.out * last.kernel <= last.size
+    )
     if not adjacent or last.kernel & (last.kernel - 1):
         return 0
     tile = lanes_of(last.out, WORD // (x.itemsize * last.kernel))

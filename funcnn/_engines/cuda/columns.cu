@@ -10,10 +10,11 @@ struct Args {
 __device__ inline void write_columns(const T* x, Wide* columns, const Args& args, Index pixel, int channel) {
     const Index number = pixel + args.first;
     const int image = int(number / PIXELS);  // 0, or the block begins at pixel 0
-    int rest = int(number % PIXELS), start[RANK];
+    Index rest = number % PIXELS;
+    int start[RANK];
 #pragma unroll
     for (int a = RANK - 1; a >= 0; --a) {
-        start[a] = rest % AXES[a].out * AXES[a].stride - AXES[a].lo;
+        start[a] = int(rest % AXES[a].out) * AXES[a].stride - AXES[a].lo;
         rest /= AXES[a].out;
     }
     x += image * args.x.image + channel * args.x.channel;

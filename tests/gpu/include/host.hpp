@@ -20,11 +20,14 @@ template <class F> void each(const dim3& size, uint3& at, F run) {
 }
 
 template <class... P, std::size_t... I>
-void run_all(void (*kernel)(P...), const dim3& grid, const dim3& block, void** args, std::index_sequence<I...>) {
+void run_all(void (*kernel)(P...), const dim3& grid, const dim3& block, unsigned first, void** args,
+             std::index_sequence<I...>) {
     gridDim = grid;
     blockDim = block;
-    each(grid, blockIdx, [&] {
+    each(dim3(grid.x - first, grid.y, grid.z), blockIdx, [&] {
+        blockIdx.x += first;
         each(block, threadIdx, [&] { kernel(*static_cast<std::remove_cv_t<P>*>(args[I])...); });
+        blockIdx.x -= first;
     });
 }
 
@@ -34,12 +37,12 @@ template <class... P> int describe(void (*)(P...), int* bytes) {
     return sizeof...(P);
 }
 
-template <class... P> void run_all(void (*kernel)(P...), const dim3& grid, const dim3& block, void** args) {
-    run_all(kernel, grid, block, args, std::index_sequence_for<P...>{});
+// size: of the grid, of a block, and the first block along x to run.
+template <class... P> void run_all(void (*kernel)(P...), const unsigned* size, void** args) {
+    const dim3 grid(size[0], size[1], size[2]), block(size[3], size[4], size[5]);
+    run_all(kernel, grid, block, size[6], args, std::index_sequence_for<P...>{});
 }
 
-#define HOST_KERNEL(name)                                                                         \
-    extern "C" int describe_##name(int* bytes) { return describe(name, bytes); }                  \
-    extern "C" void launch_##name(const unsigned* size, void** args) {                            \
-        run_all(name, dim3(size[0], size[1], size[2]), dim3(size[3], size[4], size[5]), args);    \
-    }
+#define HOST_KERNEL(name)                                                        \
+    extern "C" int describe_##name(int* bytes) { return describe(name, bytes); } \
+    extern "C" void launch_##name(const unsigned* size, void** args) { run_all(name, size, args); }
