@@ -75,9 +75,8 @@ def candidates(problem: Problem, options: Options, limit: int, refusals: list[Re
             if built is None:
                 continue
             if built.workspace > limit:
-                refusals.append(
-                    f"{built.name} needs {built.workspace:,} bytes of workspace, over the limit of {limit:,}"
-                )
+                reason = f"{built.name} needs {built.workspace:,} bytes of workspace, over the limit of {limit:,}"
+                refusals.append(Refusal(reason, over_limit=True))
                 continue
             yield built
 
