@@ -223,7 +223,7 @@ def frontend() -> Any:
 
 def graph_errors() -> tuple[type[Exception], ...]:
     """What the frontend raises for a graph or a plan that it refuses."""
-    return (frontend().cudnnGraphNotSupportedError, RuntimeError, ValueError)
+    return (frontend().cudnnGraphNotSupportedError, RuntimeError, ValueError, ImportError)
 
 
 class _Handle:

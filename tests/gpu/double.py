@@ -150,7 +150,7 @@ def frontend() -> Any:
 
 
 def graph_errors() -> tuple[type[Exception], ...]:
-    return (frontend().cudnnGraphNotSupportedError, RuntimeError, ValueError)
+    return (frontend().cudnnGraphNotSupportedError, RuntimeError, ValueError, ImportError)
 
 
 def stack() -> str:
