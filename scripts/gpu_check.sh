@@ -95,7 +95,9 @@ run_step() {
     fi
     echo "== $name (at most $most s)"
     local start=$SECONDS
-    timeout --kill-after=5 "$most" "$@" 2>&1 | tee "$out/$name.log" || status=$?
+    # Without a driver cuDNN reports each of its functions that it misses, for each plan.
+    timeout --kill-after=5 "$most" "$@" 2>&1 | { grep -v --line-buffered "^Could not load symbol" || true; } |
+        tee "$out/$name.log" || status=$?
     case $status in
     0) verdict=passed ;;
     124 | 137) verdict="ran out of its $most s" ;;
