@@ -14,9 +14,12 @@ __device__ inline Wide lowest() {
 }
 
 // NaN beats every number and no other NaN, so that the first one of a window stays.
-__device__ inline bool beats(Wide value, Wide best) {
-    if constexpr (FLOATING) return !(value <= best) && best == best;
-    return value > best;
+template <class V> __device__ inline bool beats(V value, V best) {
+    if constexpr (FLOATING) {
+        return !(value <= best) && best == best;
+    } else {
+        return value > best;
+    }
 }
 
 // The first tap of a window that reads a cell of the input: it wins where all cells are the lowest number of the type, and

@@ -4,7 +4,7 @@ struct Axis {
     int size, kernel, stride, dilation, lo, hi, out;
 };
 __device__ constexpr Axis AXES[RANK] = {AXES_OF_PLAN};
-constexpr int LAST = RANK - 1;
+[[maybe_unused]] constexpr int LAST = RANK - 1;
 
 __device__ constexpr int span(const Axis& axis) { return axis.dilation * (axis.kernel - 1) + 1; }
 
