@@ -261,6 +261,8 @@ POOLS = [
     ((2, 3, 9, 7), (2, 3), {"stride": (3, 1), "dilation": (2, 2), "padding": (1, 2), "ceil_mode": True}),
     ((1, 4, 5, 4, 6), (2, 3, 2), {"stride": (2, 1, 2), "padding": (0, 1, 1)}),
     ((5, 4, 21), (4,), {"stride": 4}),
+    ((2, 4, 8), (2,), {"padding": ((1, 0),)}),
+    ((2, 4, 8), (3,), {"stride": 2, "padding": ((0, 1),)}),
 ]
 
 
@@ -285,7 +287,7 @@ def pool_backward(cuda: Any, spec: Any, order: str, *arrays: Any) -> Any:
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [
-        *zip(POOLS, ("float32", "float16", "float64", "bfloat16", "int8"), strict=True),
+        *zip(POOLS, ("float32", "float16", "float64", "bfloat16", "int8", "float32", "float32"), strict=True),
         (POOLS[0], "float16"),
         (POOLS[0], "bool"),
     ],
@@ -310,7 +312,8 @@ def test_max_pool(cuda: Any, case: Any, dtype: str, order: str) -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
-    ("case", "dtype"), [*zip(POOLS, ("float32", "float16", "bfloat16", "float64", "complex64"), strict=True)]
+    ("case", "dtype"),
+    [*zip(POOLS, ("float32", "float16", "bfloat16", "float64", "complex64", "float64", "float64"), strict=True)],
 )
 def test_avg_pool(cuda: Any, case: Any, dtype: str, order: str) -> None:
     shape, kernel, options = case
@@ -380,6 +383,7 @@ def test_dropout(cuda: Any, shape: tuple[int, ...], dtype: str, order: str) -> N
         plan._launch(shape, order, view(cuda, source))("dropout", source, count, y, drawn)
         equal(drawn.values(), mask)
         equal(y.values(), wanted)
+    source = Memory(x, order)
     for masks in ORDERS:
         dx, given = garbage(shape, dtype, order), Memory(mask, masks)
         plan._launch(shape, order, view(cuda, source), view(cuda, given))("dropout_backward", source, given, dx)
