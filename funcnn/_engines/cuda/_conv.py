@@ -69,7 +69,7 @@ class CudaConv(ConvPlan):
         self._sum = np.dtype(wide(spec.y_dtype))
         self._pixels = math.prod(a.out for a in spec.axes)
         if self._real_weight:
-            self.real_plan  # noqa: B018
+            self.real_plan  # noqa: B018: made now, so that its errors are those of init
         elif spec.inputs:  # compile for arrays as they mostly come, so that an error is one of init
             block, steps = Block(0, 1, 0, self._pixels), (0, 0, 0, 0)
             x = dense_view((1, spec.inputs, *(a.size for a in spec.axes)), ITEMSIZE[spec.dtype], spec.layout)
@@ -115,7 +115,8 @@ class CudaConv(ConvPlan):
     def weight_gradient(self, x: Array, y: Array) -> Array:
         if self._real_weight:
             real = self.real_plan.weight_gradient
-            return real(x.real, y.real) - real(x.imag, y.imag)
+            with _gpu.on_device(_gpu.device_of(x)):
+                return real(x.real, y.real) - real(x.imag, y.imag)
         spec = self.spec
         with _gpu.on_device(_gpu.device_of(x)):
             order = memory_order(x, spec.layout)
@@ -141,7 +142,10 @@ class CudaConv(ConvPlan):
             return sums.astype(self.spec.y_dtype, copy=False)
 
     def conjugate(self, a: Array) -> Array:
-        return a.conj() if a.dtype.kind == "c" else a
+        if a.dtype.kind != "c":
+            return a
+        with _gpu.on_device(_gpu.device_of(a)):
+            return a.conj()
 
     # ---- complex x with a real weight: two real convolutions -----------------------------------------------------------
 
