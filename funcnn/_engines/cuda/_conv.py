@@ -69,7 +69,7 @@ class CudaConv(ConvPlan):
         self._sum = np.dtype(wide(spec.y_dtype))
         self._pixels = math.prod(a.out for a in spec.axes)
         if self._real_weight:
-            self.real_plan  # noqa: B018: made now, so that its errors are those of init
+            _ = self.real_plan  # made now, so that its errors are those of init
         elif spec.inputs:  # compile for arrays as they mostly come, so that an error is one of init
             block, steps = Block(0, 1, 0, self._pixels), (0, 0, 0, 0)
             x = dense_view((1, spec.inputs, *(a.size for a in spec.axes)), ITEMSIZE[spec.dtype], spec.layout)
