@@ -125,8 +125,9 @@ def view(cuda: Any, memory: Any) -> Any:
     return cuda.kernels.View(tuple(s // array.itemsize for s in array.strides), array.ctypes.data % 16, array.itemsize)
 
 
-def plan_of(cuda: Any, spec: Any) -> Any:
-    return cuda.PLANS[type(spec)](spec, fn.Options(), "cupy", None, 1)
+def plan_of(cuda: Any, spec: Any, order: str = "channels_first") -> Any:
+    """The plan whose init compiles for a memory order."""
+    return cuda.PLANS[type(spec)](dataclasses.replace(spec, layout=order), fn.Options(), "cupy", None, 1)
 
 
 def pool_spec(op: str, shape: tuple[int, ...], kernel: tuple[int, ...], dtype: str, **options: Any) -> Any:
@@ -230,7 +231,7 @@ SOURCES = {
 def test_every_source_compiles_for_every_architecture(cuda: Any, sources: list[tuple[str, str]], dtype: str) -> None:
     for order in ORDERS:
         for spec in specs_of(dtype):
-            plan_of(cuda, dataclasses.replace(spec, layout=order))
+            plan_of(cuda, spec, order)
     assert sorted(name for name, _ in sources) == sorted([*SOURCES[dtype]] * 2)
     for i, (name, source) in enumerate(sources):
         # Channels-first for two of them, channels-last for the third: what differs among architectures is little.
@@ -245,7 +246,7 @@ def test_every_source_compiles_for_every_architecture(cuda: Any, sources: list[t
 def test_threads_move_16_bytes_at_a_time(cuda: Any, sources: list[tuple[str, str]], dtype: str, order: str) -> None:
     shape = (1, 16, 32, 32)
     for spec in (*(pool_spec(op, shape, (2, 2), dtype) for op in ("max_pool", "avg_pool")), dropout_spec(shape, dtype)):
-        plan_of(cuda, dataclasses.replace(spec, layout=order))
+        plan_of(cuda, spec, order)
     assert len(sources) == 5
     for name, source in sources:
         move = "st" if name.endswith("_backward") else "ld"
@@ -271,13 +272,13 @@ def pool_forward(cuda: Any, spec: Any, x: Any, order: str, kernel: str) -> list[
     n = x.array.shape[0]
     dtypes = [spec.dtype] + ([spec.argmax_dtype] if kernel == "max_pool_train" else [])
     results = [garbage((n, *spec.y_shape), dtype, order) for dtype in dtypes]
-    plan_of(cuda, spec)._forward(n, order, view(cuda, x))(kernel, x, *results)
+    plan_of(cuda, spec, order)._forward(n, order, view(cuda, x))(kernel, x, *results)
     return [result.values() for result in results]
 
 
 def pool_backward(cuda: Any, spec: Any, order: str, *arrays: Any) -> Any:
     """Dx from dy, and argmax."""
-    plan, n = plan_of(cuda, spec), arrays[0].array.shape[0]
+    plan, n = plan_of(cuda, spec, order), arrays[0].array.shape[0]
     dx = garbage((n, *spec.x_shape), spec.dtype, order)
     plan._backward(n, order, *(view(cuda, array) for array in arrays))(f"{plan.name}_backward", *arrays, dx)
     return dx.values()
@@ -372,7 +373,7 @@ def test_dropout(cuda: Any, shape: tuple[int, ...], dtype: str, order: str) -> N
     x = digits(shape, dtype) * np.asarray(3, dtype)
     x.flat[:2] = np.inf, np.nan
     spec, step = dropout_spec(shape, dtype), 7
-    plan, mask = plan_of(cuda, spec), ref.dropout_mask(shape, spec.rate, spec.seed, step)
+    plan, mask = plan_of(cuda, spec, order), ref.dropout_mask(shape, spec.rate, spec.seed, step)
     wide = x.astype("complex128" if dtype in COMPLEX else "float64")
     wanted = np.zeros_like(wide)
     wanted[mask] = wide[mask].view(np.float64).__mul__(1 / (1 - spec.rate)).view(wide.dtype)
@@ -439,7 +440,7 @@ def column_memory(spec: Any, sums: str, block: Any, order: str) -> tuple[Memory,
 def test_columns_and_fold(cuda: Any, case: Any, dtype: str, order: str) -> None:
     shape, weight, options = case
     spec = conv_spec(shape, weight, dtype, **options)
-    sums, pixels, n = plan_of(cuda, spec)._sum.name, math.prod(a.out for a in spec.axes), shape[0]
+    sums, pixels, n = plan_of(cuda, spec, order)._sum.name, math.prod(a.out for a in spec.axes), shape[0]
     x = Memory(digits(shape, dtype), order)
     wanted = columns_of(x.array.astype(sums), spec)
     cells = garbage(shape, sums, order)
