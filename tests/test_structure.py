@@ -31,8 +31,6 @@ MAY_IMPORT = {
     "_engines._order": set(),
     "_engines._threads": set(),
     "_engines._protocol": {"_spec", "_engines"},
-    "_engines._gpu": set(),
-    "_engines.cuda": {"_spec", "errors", "_engines._gpu", *ENGINE_PARTS, "_engines.cuda"},
     "_engines.xp": {"_spec", "errors", "_arrays", "_engines._protocol", "_engines._hash"},
     "_engines.blas": {"_spec", "errors", "_scratch", *ENGINE_PARTS, "_engines.blas"},
     "_engines.jit": {"_spec", "errors", "_scratch", *ENGINE_PARTS, "_engines.jit"},

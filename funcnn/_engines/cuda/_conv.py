@@ -43,7 +43,8 @@ from funcnn._spec import REAL_OF_COMPLEX, ceil_div
 
 __all__ = ["CudaConv"]
 
-MOST_WORKSPACE = 1 << 30
+# Bytes, where Options.workspace_limit leaves it open. Not a share of the free memory: how sums are cut must not depend on it.
+MOST_WORKSPACE = 1 << 28
 UNROLLED_TAPS = 32
 MOST_GRID_ROWS = 65535  # of a grid's second axis
 
@@ -65,7 +66,7 @@ class CudaConv(ConvPlan):
     def choose_algorithm(self) -> str:
         spec = self.spec
         limit = self.options.workspace_limit
-        self._limit = min(_gpu.free_bytes() // 4, MOST_WORKSPACE) if limit is None else limit
+        self._limit = MOST_WORKSPACE if limit is None else limit
         self._sum = np.dtype(wide(spec.y_dtype))
         self._pixels = math.prod(a.out for a in spec.axes)
         if self._real_weight:
