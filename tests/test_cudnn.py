@@ -468,6 +468,23 @@ def test_states_for_different_batches_have_one_plan() -> None:
     assert a.plan is b.plan
 
 
+@pytest.mark.parametrize("weight", ["float32", "complex64"])
+def test_complex_arrays_of_a_device_that_is_not_the_current_one(weight: str) -> None:
+    """Gradients conjugate x and weight before the maps: there too the device of the arrays must be the current one."""
+    cuda = CUDNN.xp.cuda
+    if cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("one device only")
+    arrays = inputs(MIXED_CONV[0], dtype="complex64", weight_dtype=weight)
+    with cuda.Device(1):
+        mine = on_gpu(arrays)
+    got, _ = steps("conv", mine, start(MIXED_CONV[0], CUDNN, mine))
+    assert {array.device.id for array in got.values()} == {1}
+    assert cuda.runtime.getDevice() == 0
+    wanted, _ = steps("conv", arrays, start(MIXED_CONV[0], Backend.NUMPY_XP, arrays))
+    for name, array in wanted.items():
+        assert_array_equal(got[name].get(), array, err_msg=name)
+
+
 def test_one_state_from_two_threads() -> None:
     case = MIXED_CONV[0]
     arrays, wanted = exact(case)

@@ -166,7 +166,10 @@ class CudnnConv(ConvPlan):
             return dy.sum(axis=(0, *range(2, dy.ndim)), dtype=dtype).astype(self.spec.y_dtype, copy=False)
 
     def conjugate(self, a: Array) -> Array:
-        return a.conj() if a.dtype.kind == "c" else a
+        if a.dtype.kind != "c":
+            return a
+        with _gpu.on_device(_gpu.device_of(a)):
+            return a.conj()
 
     def _flipped(self, weight: Array) -> Array:
         """A view of a weight with its taps in the order in which cuDNN has them, which never flips."""
