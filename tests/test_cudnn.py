@@ -5,15 +5,20 @@ Without a GPU cuDNN plans for a described one, and NumPy computes what the graph
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import itertools
 import os
 import pickle
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -151,8 +156,9 @@ def carries(chosen: Any, *notes: str) -> bool:
     """Whether cuDNN's notes on a plan have one of these: it then refuses to build it once they are deselected."""
     graph = chosen.graph
     graph.deselect_numeric_notes([getattr(_gpu.frontend().numerical_note, note) for note in notes])
+    names = [graph.get_plan_name_at_index(number) for number in range(graph.get_execution_plan_count())]
     try:
-        graph.build_plan_at_index(chosen.number)
+        graph.build_plan_at_index(names.index(chosen.name))
     except Exception:
         return True
     return False
@@ -409,6 +415,43 @@ def test_autotune_takes_the_fastest(timed: list[float]) -> None:
     assert built(tuned)["fprop", True].name != built(first)["fprop", True].name
 
 
+def test_autotune_keeps_no_plan_but_the_fastest_and_passes_over_those_that_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Plans hold kernels. What cuDNN refuses when it runs is no candidate."""
+    times: list[float] = []
+
+    def milliseconds(run: Any, repeats: int) -> float:
+        times.append(1 / (1 + len(times)))  # the last is the fastest
+        if len(times) % 2 == 0:
+            raise RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")
+        return times[-1]
+
+    def failing(run: Any, repeats: int) -> float:
+        raise RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")
+
+    monkeypatch.setattr(_gpu, "milliseconds", milliseconds)
+    state = start(SMALL, CUDNN, specs(SMALL, "bfloat16"), options=fn.Options(autotune=True))
+    assert len(times) > 20
+    for chosen in built(state).values():
+        assert ready(chosen.graph) == [chosen.name]
+    monkeypatch.setattr(_gpu, "milliseconds", failing)
+    with pytest.raises(EngineError, match=r"CUDNN_STATUS_EXECUTION_FAILED"):
+        start(LAYER, CUDNN, specs(LAYER, "bfloat16"), options=fn.Options(autotune=True))
+
+
+def ready(graph: Any) -> list[str]:
+    """Names of the plans of a graph that are built."""
+    names = []
+    for number in range(graph.get_execution_plan_count()):
+        try:
+            graph.get_workspace_size_plan_at_index(number)
+        except RuntimeError:
+            continue
+        names.append(graph.get_plan_name_at_index(number))
+    return names
+
+
 def test_a_pickle_keeps_the_choice_and_does_not_tune_again(timed: list[float]) -> None:
     state = start(SMALL, CUDNN, specs(SMALL, "bfloat16"), options=fn.Options(autotune=True))
     data = pickle.dumps(state)
@@ -483,6 +526,57 @@ def test_complex_arrays_of_a_device_that_is_not_the_current_one(weight: str) -> 
     wanted, _ = steps("conv", arrays, start(MIXED_CONV[0], Backend.NUMPY_XP, arrays))
     for name, array in wanted.items():
         assert_array_equal(got[name].get(), array, err_msg=name)
+
+
+def test_no_plan_runs_in_two_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = on_gpu(inputs(MIXED_CONV[0]))
+    state = start(MIXED_CONV[0], CUDNN, mine)
+    running, most = 0, 0
+    lock = threading.Lock()
+
+    def execute(*arguments: Any) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.02)
+        with lock:
+            running -= 1
+
+    monkeypatch.setattr(_gpu, "execute", execute)
+    call = partial(fn.conv, mine["x"], mine["weight"], mine["bias"], state)
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+
+
+@pytest.mark.parametrize("autotune", [False, True])
+def test_the_frontend_itself_runs_the_chosen_plan(autotune: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Down to where it leaves Python: by addresses, and without asking of every plan whether a filter excludes it."""
+    spec = importlib.util.spec_from_file_location("narrow", _gpu.__file__)
+    narrow = importlib.util.module_from_spec(spec)  # as it is on disk
+    spec.loader.exec_module(narrow)
+    monkeypatch.setattr(narrow, "_handle", lambda: None)
+    times = iter(range(1000, 0, -1))
+    monkeypatch.setattr(_gpu, "milliseconds", lambda run, repeats: next(times))
+    state = start(SMALL, CUDNN, specs(SMALL, "bfloat16"), options=fn.Options(autotune=autotune))
+    for (_, biased), chosen in built(state).items():
+        lowered = chosen.graph._lowered_graph
+        runs: list[Any] = []
+
+        def run(address: int, count: int, *rest: Any, runs: list[Any] = runs) -> None:
+            runs.append((list((ctypes.c_uint64 * count).from_address(address)), *rest))
+
+        monkeypatch.setattr(chosen.graph, "_lowered_graph", SimpleNamespace(_execute_with_raw_ptrs=run))
+        monkeypatch.setattr(chosen.graph, "_barred_indices", None)
+        narrow.execute(chosen.graph, {1: 512, 2: 1024, 3: 2048, **({4: 4096} if biased else {})}, 0)
+        ((addresses, workspace, handle, index),) = runs
+        assert addresses == [512, 1024, 2048, *([4096] if biased else [])]
+        assert (workspace, handle) == (0, 0)
+        assert lowered.get_plan_name_at_index(index) == chosen.name
 
 
 def test_one_state_from_two_threads() -> None:

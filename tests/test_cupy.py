@@ -358,7 +358,7 @@ def test_an_address_that_is_not_in_use_is_an_error(doubled: Any, monkeypatch: py
     with pytest.raises(AssertionError, match="no allocation in use"):
         _gpu.launch("kernel", (1,), (32,), (freed,))
     with pytest.raises(AssertionError, match="tensor 7"):
-        _gpu.execute(None, 0, {7: freed.data.ptr}, 0)
+        _gpu.execute(None, {7: freed.data.ptr}, 0)
     assert launched == []
 
 

@@ -211,10 +211,10 @@ def test_a_handle_for_each_thread_and_device_bound_to_the_current_stream(gpu: An
 
 def test_a_plan_runs_with_its_workspace_and_this_threads_handle(gpu: Any, machine: Recorder) -> None:
     runs: list[Any] = []
-    graph = SimpleNamespace(execute_plan_at_index=lambda *a, **k: runs.append((a, k)))
-    gpu.execute(graph, 5, {1: 16, 3: 32}, 100)
-    gpu.execute(graph, 6, {1: 16}, 0)
-    assert runs == [(({1: 16, 3: 32}, 4096, 5), {"handle": 1}), (({1: 16}, 0, 6), {"handle": 1})]
+    graph = SimpleNamespace(execute=lambda *a, **k: runs.append((a, k)))
+    gpu.execute(graph, {1: 16, 3: 32}, 100)
+    gpu.execute(graph, {1: 16}, 0)
+    assert runs == [(({1: 16, 3: 32}, 4096), {"handle": 1}), (({1: 16}, 0), {"handle": 1})]
     assert [entry for entry in machine.log if entry[0] == "empty"] == [("empty", (100,), "uint8")]
 
 

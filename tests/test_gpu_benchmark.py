@@ -252,24 +252,24 @@ class Graph:
 
     name = "graph"
 
-    def execute_plan_at_index(self, *args: Any, handle: int) -> None:
-        assert args == ({1: 2}, 0, 3)
+    def execute(self, *args: Any, handle: int) -> None:
+        assert args == ({1: 2}, 0)
         assert handle == 7
 
 
-@pytest.mark.parametrize("entry", ["execute_plan_at_index", "another"])
+@pytest.mark.parametrize("entry", ["execute", "another"])
 def test_execute_is_timed_apart(monkeypatch: pytest.MonkeyPatch, entry: str) -> None:
     """The frontend's own, or the whole of `_gpu.execute` where that enters the frontend by another name."""
     from funcnn._engines import _gpu
 
-    def execute(graph: Any, index: int, pointers: dict[int, int], workspace: int) -> None:
+    def execute(graph: Any, pointers: dict[int, int], workspace: int) -> None:
         assert graph.name == "graph"
-        if entry == "execute_plan_at_index":
-            graph.execute_plan_at_index(pointers, workspace, index, handle=7)
+        if entry == "execute":
+            graph.execute(pointers, workspace, handle=7)
 
     monkeypatch.setattr(_gpu, "execute", execute)
     with run_gpu.timed_execute() as spent:
-        _gpu.execute(Graph(), 3, {1: 2}, 0)
+        _gpu.execute(Graph(), {1: 2}, 0)
     assert len(spent) == 1
     assert spent[0] > 0
     assert _gpu.execute is execute

@@ -263,10 +263,12 @@ def new_graph(**types: Any) -> Graph:
     return frontend().pygraph(handle=_handle(), **types)
 
 
-def execute(graph: Graph, index: int, pointers: dict[int, int], workspace: int) -> None:
-    """Queue a built plan of a graph on the current stream: tensors as addresses by uid, workspace in bytes.
+def execute(graph: Graph, pointers: dict[int, int], workspace: int) -> None:
+    """Queue the plan that was built last of a graph on the current stream: tensors as addresses by uid, workspace in bytes.
 
-    The workspace comes from CuPy's pool and goes back when the plan is queued: the pool hands it to the same stream only.
+    By `execute_plan_at_index` the frontend would ask at every call, of every plan, whether a filter excludes it: as long again
+    as all else that it does. The workspace comes from CuPy's pool and goes back when the plan is queued: the pool hands it to
+    the same stream only.
     """
     memory = empty((workspace,), "uint8") if workspace else None
-    graph.execute_plan_at_index(pointers, 0 if memory is None else memory.data.ptr, index, handle=_handle())
+    graph.execute(pointers, 0 if memory is None else memory.data.ptr, handle=_handle())

@@ -164,11 +164,11 @@ def new_graph(**types: Any) -> Graph:
     return graphs.new_graph(**types)
 
 
-def execute(graph: Graph, index: int, pointers: dict[int, int], workspace: int) -> None:
+def execute(graph: Graph, pointers: dict[int, int], workspace: int) -> None:
     from gpu import graphs
 
     calls["execute"] += 1
     for uid, address in pointers.items():
         check_live(f"execute: tensor {uid}", address)
-    assert workspace == graph.get_workspace_size_plan_at_index(index), "execute: the workspace is not the plan's"
+    assert workspace == graph.get_workspace_size(), "execute: the workspace is not the plan's"
     graphs.execute(graph, pointers)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from funcnn._engines import _gpu
 from funcnn._spec import Axis, Options
 
-__all__ = ["RESULT", "UIDS", "Built", "Problem", "Refusal", "Tensor", "candidates", "rebuilt"]
+__all__ = ["RESULT", "UIDS", "Built", "Problem", "Refusal", "Tensor", "candidates", "rebuilt", "refusal"]
 
 UIDS = {"image": 1, "filter": 2, "response": 3, "bias": 4}
 RESULT = {"fprop": "response", "dgrad": "image", "wgrad": "filter"}
@@ -43,14 +43,13 @@ class Problem(NamedTuple):
 
 
 class Built(NamedTuple):
-    """A graph with one plan that is ready to run. fallback: the heuristics did not name it.
+    """A graph whose plan that was built last is ready to run. fallback: the heuristics did not name it.
 
     name: of the engine and all of its knobs ("eng32_k2=15_k6=3"). It is what a choice is stored by: the frontend gives knobs
     as a dict by their public names, and loses those that have none (seen with 1.32).
     """
 
     graph: _gpu.Graph
-    number: int
     workspace: int
     name: str
     fallback: bool
@@ -66,7 +65,7 @@ class Refusal(NamedTuple):
 def candidates(problem: Problem, options: Options, limit: int, refusals: list[Refusal]) -> Iterator[Built]:
     """The allowed ways that need at most `limit` bytes of workspace, best first, each built when it is asked for.
 
-    Reasons of the others go to `refusals`. All that one list of the heuristics yields share a graph, whose built plans stay.
+    Reasons of the others go to `refusals`. All that one list of the heuristics yields share a graph, which runs the last one.
     """
     for graph, fallback in _lists(problem, refusals):
         graph.deselect_numeric_notes(_barred_notes(problem.dtype, options))
@@ -99,7 +98,7 @@ def _lists(problem: Problem, refusals: list[Refusal]) -> Iterator[tuple[_gpu.Gra
             graph = _described(problem)
             graph.create_execution_plans([mode])
         except _gpu.graph_errors() as error:
-            refusals.append(_refusal(error))
+            refusals.append(refusal(error))
             continue
         yield graph, mode == modes.FALLBACK
 
@@ -108,10 +107,10 @@ def _built(graph: _gpu.Graph, number: int, fallback: bool, refusals: list[Refusa
     try:
         graph.build_plan_at_index(number)
     except _gpu.graph_errors() as error:
-        refusals.append(_refusal(error))
+        refusals.append(refusal(error))
         return None
     workspace = int(graph.get_workspace_size_plan_at_index(number))
-    return Built(graph, number, workspace, graph.get_plan_name_at_index(number), fallback)
+    return Built(graph, workspace, graph.get_plan_name_at_index(number), fallback)
 
 
 def _barred_notes(dtype: str, options: Options) -> list[Any]:
@@ -126,7 +125,7 @@ def _barred_notes(dtype: str, options: Options) -> list[Any]:
     return [getattr(notes, name) for name in names]
 
 
-def _refusal(error: Exception) -> Refusal:
+def refusal(error: Exception) -> Refusal:
     """The first line of what cuDNN says."""
     return Refusal(str(error).strip().split("\n")[0] or type(error).__name__)
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from functools import cached_property
+from collections.abc import Hashable, Iterator
+from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
 from funcnn._engines import _gpu
 from funcnn._engines._order import FIRST, LAST, allocate, memory_order
-from funcnn._engines.cudnn._graph import RESULT, UIDS, Built, Problem, Refusal, Tensor, candidates, rebuilt
+from funcnn._engines.cudnn._graph import RESULT, UIDS, Built, Problem, Refusal, Tensor, candidates, rebuilt, refusal
 from funcnn._spec import HALF_DTYPES, Axis, ConvSpec, Options
 from funcnn.errors import EngineError
 
@@ -89,6 +89,7 @@ class Runner:
         self._graphs: _Bounded[Built] = _Bounded(MOST_GRAPHS)
         self._prepared: _Bounded[bool] = _Bounded(MOST_GRAPHS)
         self._lock = threading.RLock()
+        self._queueing = threading.Lock()
 
     @property
     def workspace_bytes(self) -> int:
@@ -134,11 +135,16 @@ class Runner:
         elif way.built is None:
             self._run_wide(kind, operands)
         elif way.add_bias:
-            _execute(way.built, operands._replace(bias=None).pointers())
+            self._execute(way.built, operands._replace(bias=None).pointers())
             result = getattr(operands, RESULT[kind])
             result += by_channel(operands.bias, result)
         else:
-            _execute(way.built, pointers)
+            self._execute(way.built, pointers)
+
+    def _execute(self, built: Built, pointers: dict[int, int]) -> None:
+        """Queue a graph; in one thread at a time, for not every engine of cuDNN allows a plan to be used by two at once."""
+        with self._queueing:
+            _gpu.execute(built.graph, pointers, built.workspace)
 
     def _run_cropped(self, kind: str, operands: Operands) -> None:
         """On the cells of the image that windows read."""
@@ -262,21 +268,19 @@ class Runner:
             found = rebuilt(problem, self.choices[problem], self.limit)
         if found is None:
             allowed = candidates(problem, self.options, self.limit, refusals)
-            found = _fastest(problem, list(allowed)) if self.options.autotune else next(allowed, None)
+            if self.options.autotune:
+                name = _fastest(problem, allowed, refusals)
+                found = None if name is None else rebuilt(problem, name, self.limit)  # the others' plans go
+            else:
+                found = next(allowed, None)
         if found is not None:
             self._graphs.keep(problem, found)
             self.choices.keep(problem, found.name)
         return found
 
 
-def _execute(built: Built, pointers: dict[int, int]) -> None:
-    _gpu.execute(built.graph, built.number, pointers, built.workspace)
-
-
-def _fastest(problem: Problem, allowed: list[Built]) -> Built | None:
-    """The candidate with the least device time, on arrays of its own."""
-    if not allowed:
-        return None
+def _fastest(problem: Problem, allowed: Iterator[Built], refusals: list[Refusal]) -> str | None:
+    """Name of the candidate with the least device time, on arrays of its own. One that fails when it runs is refused."""
     arrays = {
         UIDS[name]: _gpu.empty((_extent(getattr(problem, name)),), problem.dtype)
         for name in ("image", "filter", "response")
@@ -285,10 +289,14 @@ def _fastest(problem: Problem, allowed: list[Built]) -> Built | None:
         arrays[UIDS["bias"]] = _gpu.empty((getattr(problem, RESULT[problem.kind]).shape[1],), problem.dtype)
     pointers = {uid: array.data.ptr for uid, array in arrays.items()}
 
-    def run(built: Built) -> Callable[[], None]:
-        return lambda: _execute(built, pointers)
-
-    return min(allowed, key=lambda built: _gpu.milliseconds(run(built), REPEATS))
+    times: dict[str, float] = {}
+    for built in allowed:
+        run = partial(_gpu.execute, built.graph, pointers, built.workspace)
+        try:
+            times[built.name] = _gpu.milliseconds(run, REPEATS)
+        except _gpu.graph_errors() as error:
+            refusals.append(refusal(error))
+    return min(times, key=times.__getitem__, default=None)
 
 
 # ---- sizes and strides -----------------------------------------------------------------------------------------------
