@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 import funcnn
+from funcnn._engines import _gpu
 
 SOURCE = Path(funcnn.__file__).parent / "_engines" / "_gpu.py"
 
@@ -255,6 +258,36 @@ def test_float32_products_are_float32_whatever_the_environment_says(
         gpu.matmul(None, 2, out)
     assert machine.log == [("matmul", during)] * 2
     assert machine.compute_type == "TF32"
+
+
+def test_products_in_two_threads_leave_the_compute_type_as_it_was(gpu: Any, machine: Recorder) -> None:
+    """CuPy has one for the process: a thread that begins while another is at it must not take that one's for the user's."""
+    out = SimpleNamespace(dtype="float32")
+    both = threading.Barrier(2)
+
+    def matmul(a: Any, b: Any, out: Any) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(a)  # would meet the other here
+        time.sleep(a)  # and the first would be done first
+        machine.log.append(machine.compute_type)
+
+    machine.cupy.matmul = matmul
+    threads = [threading.Thread(target=gpu.matmul, args=(wait, 2, out)) for wait in (0.1, 0.2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert machine.log == ["FP32", "FP32"]
+    assert machine.compute_type == "TF32"
+
+
+def test_libraries_that_were_removed_since_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = tmp_path / "libcudnn.so.9"
+    there.touch()
+    gone = f"{tmp_path}/a/libcudnn.so.9 (deleted)"
+    maps = "".join(f"7f-80 r-xp 0 103:02 5   {name}\n" for name in (there, gone, there, "/usr/lib/libc.so.6"))
+    monkeypatch.setattr(Path, "read_text", lambda self: maps + "7f-80 rw-p 0 00:00 0\n")
+    assert _gpu.loaded_cudnn() == [there]
 
 
 def test_time_of_one_run(gpu: Any) -> None:

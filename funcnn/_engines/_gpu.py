@@ -110,8 +110,8 @@ def loaded_cudnn() -> list[Path]:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
         return []
-    names = {line.split(maxsplit=5)[5] for line in lines if "libcudnn" in line}
-    return sorted(Path(name) for name in names)
+    paths = {Path(line.split(maxsplit=5)[5]) for line in lines if "libcudnn" in line}
+    return sorted(path for path in paths if path.exists())  # not those that were removed since ("... (deleted)")
 
 
 def _require_one_cudnn(libraries: list[Path], toolkit: int) -> None:
@@ -183,18 +183,22 @@ def launch(kernel: Kernel, grid: tuple[int, ...], block: tuple[int, ...], args: 
     kernel(grid, block, args)
 
 
+_compute_type = threading.Lock()  # CuPy has one for all threads
+
+
 def matmul(a: Array, b: Array, out: Array) -> None:
     """out = a @ b by cuBLAS in the arrays' dtype; float32 means float32, whatever CUPY_TF32 says."""
     if out.dtype not in ("float32", "complex64"):
         _cupy().matmul(a, b, out=out)
         return
     linalg = importlib.import_module("cupy._core._routines_linalg")
-    before = linalg.get_compute_type(out.dtype)
-    linalg.set_compute_type(out.dtype, linalg.COMPUTE_TYPE_FP32)
-    try:
-        _cupy().matmul(a, b, out=out)
-    finally:
-        linalg.set_compute_type(out.dtype, before)
+    with _compute_type:
+        before = linalg.get_compute_type(out.dtype)
+        linalg.set_compute_type(out.dtype, linalg.COMPUTE_TYPE_FP32)
+        try:
+            _cupy().matmul(a, b, out=out)
+        finally:
+            linalg.set_compute_type(out.dtype, before)
 
 
 def milliseconds(run: Callable[[], Any], repeats: int) -> float:
