@@ -355,6 +355,18 @@ def test_no_plan_within_the_limit_is_an_error_that_names_the_batch(monkeypatch: 
         start(case, CUDNN, mine)
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_reason_of_an_error_is_the_workspace_where_it_was_that(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that an engine is barred by the options, nor what the fallbacks say."""
+    from funcnn._engines.cudnn import _conv
+
+    made = _conv.Runner
+    monkeypatch.setattr(_conv, "Runner", lambda spec, options, limit: made(spec, options, -1))
+    reason = r"got 1 \(eng\S+ needs [\d,]+ bytes of workspace, over the limit of -1\)"
+    with pytest.raises(EngineError, match=reason):
+        start(LAYER, CUDNN, specs(LAYER, dtype))
+
+
 def test_auto_goes_to_the_next_engine_where_cudnn_has_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     from funcnn._engines.cudnn import _runner
 

@@ -20,6 +20,7 @@ UIDS = {"image": 1, "filter": 2, "response": 3, "bias": 4}
 RESULT = {"fprop": "response", "dgrad": "image", "wgrad": "filter"}
 _TYPES = {"float16": "HALF", "bfloat16": "BFLOAT16", "float32": "FLOAT", "float64": "DOUBLE"}
 _NOT_SUMS = ("WINOGRAD", "WINOGRAD_TILE_4x4", "WINOGRAD_TILE_6x6", "WINOGRAD_TILE_13x13", "FFT")
+_DESELECTED = "Deselecting execution plan"  # the frontend's error for a way that a note bars
 _NOT_FLOAT32 = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS")  # of float32 numbers: TF32
 
 
@@ -107,7 +108,8 @@ def _built(graph: _gpu.Graph, number: int, fallback: bool, refusals: list[Refusa
     try:
         graph.build_plan_at_index(number)
     except _gpu.graph_errors() as error:
-        refusals.append(refusal(error))
+        if _DESELECTED not in str(error):  # what we bar ourselves is no reason of cuDNN's
+            refusals.append(refusal(error))
         return None
     workspace = int(graph.get_workspace_size_plan_at_index(number))
     return Built(graph, workspace, graph.get_plan_name_at_index(number), fallback)

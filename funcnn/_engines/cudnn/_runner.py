@@ -233,6 +233,7 @@ class Runner:
             return _Way(n, spread)
         if n > 1 and any(refusal.over_limit for refusal in refusals):
             return _Way((n + 1) // 2)
+        refusals.sort(key=lambda refusal: not refusal.over_limit)
         reason = refusals[0].reason if refusals else "no engine is allowed"
         raise EngineError(
             f"{self._function(kind)}: x must have a batch size for which cuDNN has a {kind} plan within {self.limit:,} bytes "
