@@ -178,6 +178,13 @@ def test_libraries_of_two_versions_are_named(gpu: Any, monkeypatch: pytest.Monke
         gpu.require_cudnn()
 
 
+def test_a_library_that_is_loaded_later_does_not_keep_plans_from_pickles(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "loaded_cudnn", lambda: [Path("/a/libcudnn.so.9"), Path("/b/libcudnn_graph.so.9")])
+    assert gpu.stack() == "cuDNN 9.28.1, frontend 1.32.0, GPU 0"
+
+
 def test_two_copies_of_one_version_are_no_error(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "loaded_cudnn", lambda: [Path("/a/libcudnn.so.9"), Path("/b/libcudnn.so.9")])
     assert gpu.require_cudnn()

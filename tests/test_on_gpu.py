@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
@@ -90,6 +91,25 @@ def test_threads_with_streams_of_their_own(gpu: Backend) -> None:
     for result in found:
         for name, array in wanted.items():
             assert_array_equal(result[name], array, err_msg=name)
+
+
+def test_plans_outlive_the_thread_that_made_them(gpu: Backend) -> None:
+    """Its cuDNN handle goes with a thread; the plans that were made with it run on, with the handles of others."""
+    mine = {name: gpu.asarray(a) for name, a in inputs(LAYER, dtype="float32").items()}
+    found: list[Any] = []
+
+    def work() -> None:
+        state = start(LAYER, gpu, mine)
+        found.append((state, results(LAYER, gpu, mine, state)))
+
+    fn._engines._plans.clear()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    ((state, wanted),) = found
+    gc.collect()
+    for name, array in results(LAYER, gpu, mine, state).items():
+        assert_array_equal(array, wanted[name], err_msg=name)
 
 
 def test_scratch_goes_back_to_the_pool(gpu: Backend) -> None:

@@ -96,7 +96,11 @@ def require_cudnn() -> str:
     except Exception as error:
         raise ImportError(f"libcudnn cannot be loaded: {error}; {advice}") from None
     _require_one_cudnn(loaded_cudnn(), toolkit)
-    return f"cuDNN {_cudnn_version(version)}, frontend {cudnn.__version__}"
+    return _versions(version)
+
+
+def _versions(cudnn: int) -> str:
+    return f"cuDNN {_cudnn_version(cudnn)}, frontend {frontend().__version__}"
 
 
 def _cudnn_version(number: int) -> str:
@@ -141,7 +145,7 @@ def _function(path: Path, name: str) -> int:
 def stack() -> str:
     """Libraries and current device, as far as a plan of cuDNN depends on them."""
     properties = _cupy().cuda.runtime.getDeviceProperties(_cupy().cuda.runtime.getDevice())
-    return f"{require_cudnn()}, {properties['name'].decode()}"
+    return f"{_versions(frontend().backend_version())}, {properties['name'].decode()}"
 
 
 # ---- memory, devices -------------------------------------------------------------------------------------------------
