@@ -152,6 +152,28 @@ def test_strict_sums_are_direct(dtype: str) -> None:
         assert not carries(graph, "WINOGRAD", "FFT", "REDUCED_PRECISION_REDUCTION")
 
 
+@pytest.mark.parametrize("numerics", ["strict", "fast"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_notes_that_are_barred(dtype: str, numerics: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not this cuDNN has an engine for this device that carries them."""
+    cudnn = _gpu.frontend()
+    barred: list[set[str]] = []
+    deselect = cudnn.pygraph.deselect_numeric_notes
+
+    def noted(graph: Any, notes: list[Any]) -> Any:
+        barred.append({note.name for note in notes})
+        return deselect(graph, notes)
+
+    monkeypatch.setattr(cudnn.pygraph, "deselect_numeric_notes", noted)
+    start(SMALL, CUDNN, specs(SMALL, dtype), options=fn.Options(numerics=numerics, deterministic=False))
+    wanted = {"REDUCED_PRECISION_REDUCTION"}
+    if numerics == "strict":
+        wanted |= {"WINOGRAD", "WINOGRAD_TILE_4x4", "WINOGRAD_TILE_6x6", "WINOGRAD_TILE_13x13", "FFT"}
+        wanted |= {"TENSOR_CORE", "DOWN_CONVERT_INPUTS"} if dtype == "float32" else set()
+    assert barred
+    assert all(names == wanted for names in barred)
+
+
 def carries(chosen: Any, *notes: str) -> bool:
     """Whether cuDNN's notes on a plan have one of these: it then refuses to build it once they are deselected."""
     graph = chosen.graph
