@@ -536,6 +536,26 @@ def test_another_process_loads_the_choice(tmp_path: Any) -> None:
     assert choices == " ".join(map(str, state.plan.keepsake()[1]))
 
 
+def test_a_process_without_cudnn_takes_another_engine(tmp_path: Any) -> None:
+    path = tmp_path / "state"
+    path.write_bytes(pickle.dumps(start(SMALL, CUDNN, specs(SMALL, "float32"))))
+    code = (
+        "import pickle, sys; from pathlib import Path; from gpu import double; double.real_gpu() or double.install()\n"
+        "import warnings; from funcnn._engines import _gpu\n"
+        "def missing(): raise ImportError('nvidia-cudnn-frontend is not installed')\n"
+        "_gpu.require_cudnn = missing\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always'); state = pickle.loads(Path(sys.argv[1]).read_bytes())\n"
+        "print(state.plan.engine, caught[0].message)"
+    )
+    root = Path(__file__).parent
+    environ = os.environ | {"PYTHONPATH": f"{root}:{root.parent}"}
+    done = subprocess.run([sys.executable, "-c", code, path], env=environ, capture_output=True, text=True, check=True)
+    engine, warning = done.stdout.strip().split(" ", 1)
+    assert engine == "cuda"
+    assert "nvidia-cudnn-frontend is not installed; using engine 'cuda'" in warning
+
+
 def test_states_for_different_batches_have_one_plan() -> None:
     """A state may be carried where trees are compared: the batch of its init must not show."""
     a, b = (

@@ -18,6 +18,7 @@ from typing import Any
 from funcnn._engines import _gpu
 from funcnn._engines._order import FIRST, LAST, allocate, memory_order
 from funcnn._engines._protocol import ConvPlan
+from funcnn._engines.cudnn._graph import Problem
 from funcnn._engines.cudnn._runner import Operands, Runner, by_channel
 from funcnn._spec import COMPLEX_DTYPES, FLOAT_DTYPES, HALF_DTYPES, REAL_OF_COMPLEX, ConvSpec, Spec
 
@@ -86,11 +87,14 @@ class CudnnConv(ConvPlan):
         return runner
 
     def keepsake(self) -> Any:
-        """The ways chosen so far, and the libraries and device that they were chosen for."""
+        """The ways chosen so far, and the libraries and device that they were chosen for.
+
+        Problems are plain tuples there, equal to themselves: a class of this package could not be unpickled without cuDNN.
+        """
         choices = dict(self._choices)
         for runner in tuple(self._runners.values()):
             choices |= runner.choices
-        return _gpu.stack(), tuple(choices.items())
+        return _gpu.stack(), tuple((_plain(problem), name) for problem, name in choices.items())
 
     def restore(self, keepsake: Any) -> None:
         stack, choices = keepsake
@@ -237,6 +241,11 @@ class CudnnConv(ConvPlan):
         weight.real[...] = parts[:, 0, :, 0] - parts[:, 1, :, 1]
         weight.imag[...] = parts[:, 0, :, 1] + parts[:, 1, :, 0]
         return weight
+
+
+def _plain(problem: Problem) -> tuple[Any, ...]:
+    kind, dtype, axes, *tensors, biased = problem
+    return kind, dtype, axes, *map(tuple, tensors), biased
 
 
 def _operands(kind: str, source: Array, weight: Array, result: Array, bias: Array | None) -> Operands:
