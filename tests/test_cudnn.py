@@ -301,6 +301,39 @@ def test_a_call_like_those_of_the_init_builds_no_graph(calls: Counter[str]) -> N
     assert calls["execute"] == 9
 
 
+def test_an_init_prepares_for_the_memory_of_the_weight(calls: Counter[str]) -> None:
+    mine = on_gpu(inputs(SMALL, dtype="float32"))
+    mine["weight"] = VIEWS["axes in another order"](mine["weight"])
+    state = start(SMALL, CUDNN, mine)
+    calls.clear()
+    fn.conv(mine["x"], mine["weight"], None, state)
+    assert calls["new_graph"] == 0
+
+
+@pytest.mark.parametrize(("dtype", "fused"), [("float32", False), ("bfloat16", True)])
+def test_a_bias_is_fused_where_the_heuristics_have_an_engine_for_it(
+    dtype: str, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For float32 only fallbacks add one, which are slow: another pass over y is the better way."""
+    mine = on_gpu(inputs(LAYER, dtype=dtype))
+    state = start(LAYER, CUDNN, mine)
+    found: list[set[int]] = []
+    monkeypatch.setattr(_gpu, "execute", lambda graph, pointers, workspace: found.append(set(pointers)))
+    fn.conv(mine["x"], mine["weight"], mine["bias"], state)
+    assert found == [{1, 2, 3, 4} if fused else {1, 2, 3}]
+
+
+def test_what_was_not_used_for_longest_goes_first() -> None:
+    from funcnn._engines.cudnn._runner import _Bounded
+
+    kept: Any = _Bounded(2)
+    kept.keep("a", 1)
+    kept.keep("b", 2)
+    assert kept.find("a") == 1
+    kept.keep("c", 3)
+    assert list(kept) == ["a", "c"]
+
+
 def test_another_batch_size_gets_graphs_of_its_own_and_keeps_them(calls: Counter[str]) -> None:
     case = MIXED_CONV[0]
     mine = on_gpu(inputs(case))
@@ -375,6 +408,19 @@ def test_no_plan_within_the_limit_is_an_error_that_names_the_batch(monkeypatch: 
     fn._engines._plans.clear()
     with pytest.raises(EngineError, match=r"^conv_init: engine must be able to do the job, got 'cudnn': conv: x must"):
         start(case, CUDNN, mine)
+
+
+def test_a_choice_of_another_limit_is_held_to_this_one() -> None:
+    from funcnn._engines.cudnn._runner import Runner
+
+    state = start(LAYER, CUDNN, specs(LAYER, "bfloat16"))
+    (free,) = state.plan._runners.values()
+    assert free.workspace_bytes > 0
+    none = Runner(free.spec, free.options, 0)
+    none.choices.update(free.choices)
+    none.prepare((("fprop", True), ("dgrad", False), ("wgrad", False)), LAYER.x[0], "channels_first", None)
+    assert len(none._graphs) == 3
+    assert none.workspace_bytes == 0
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
