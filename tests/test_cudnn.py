@@ -310,6 +310,16 @@ def test_an_init_prepares_for_the_memory_of_the_weight(calls: Counter[str]) -> N
     assert calls["new_graph"] == 0
 
 
+def test_an_init_prepares_for_the_memory_order_that_a_spec_promises(calls: Counter[str]) -> None:
+    x = fn.ArraySpec(SMALL.x, "float32", CUDNN.xp, order="channels_last")
+    mine = on_gpu(inputs(SMALL, dtype="float32"))
+    state = fn.conv_init(x, mine["weight"], engine="cudnn", **SMALL.options)
+    calls.clear()
+    last = CUDNN.asarray(np.moveaxis(mine["x"].get(), 1, -1).copy()).transpose(0, 3, 1, 2)
+    fn.conv(last, mine["weight"], None, state)
+    assert calls["new_graph"] == 0
+
+
 @pytest.mark.parametrize(("dtype", "fused"), [("float32", False), ("bfloat16", True)])
 def test_a_bias_is_fused_where_the_heuristics_have_an_engine_for_it(
     dtype: str, fused: bool, monkeypatch: pytest.MonkeyPatch
@@ -435,6 +445,21 @@ def test_the_reason_of_an_error_is_the_workspace_where_it_was_that(dtype: str, m
         start(LAYER, CUDNN, specs(LAYER, dtype))
 
 
+def test_a_reason_is_one_line() -> None:
+    from funcnn._engines.cudnn._graph import refusal
+
+    assert refusal(RuntimeError("\n no engine\nat line 5\n")).reason == "no engine"
+    assert refusal(ValueError()).reason == "ValueError"
+
+
+@pytest.mark.parametrize(("free", "given", "limit"), [(4000, None, 1000), (1 << 40, None, 1 << 30), (4000, 7, 7)])
+def test_the_workspace_limit(free: int, given: int | None, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_gpu, "free_bytes", lambda: free)
+    state = start(SMALL, CUDNN, specs(SMALL, "float32"), options=fn.Options(workspace_limit=given))
+    (runner,) = state.plan._runners.values()
+    assert runner.limit == limit
+
+
 def test_auto_goes_to_the_next_engine_where_cudnn_has_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     from funcnn._engines.cudnn import _runner
 
@@ -546,6 +571,16 @@ def test_a_pickle_keeps_the_choice_and_does_not_tune_again(timed: list[float]) -
     assert not timed
     graphs = {key: graph.name for key, graph in built(again).items()}
     assert graphs == {key: choices[key] for key in graphs}
+
+
+def test_a_pickle_brings_its_choices_to_a_plan_in_use() -> None:
+    state = start(SMALL, CUDNN, specs(SMALL, "float32"))
+    data = pickle.dumps(state)
+    (runner,) = state.plan._runners.values()
+    choices = dict(runner.choices)
+    runner.choices.clear()
+    assert pickle.loads(data).plan is state.plan
+    assert runner.choices == choices
 
 
 def test_a_pickle_of_other_libraries_is_planned_anew_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
