@@ -266,6 +266,32 @@ def test_what_cudnn_can_read_is_not_copied(calls: Counter[str]) -> None:
     assert y.strides[1] == y.itemsize  # in x's memory order
 
 
+def overlapping(shape: tuple[int, ...]) -> Any:
+    """Each row begins one element after the one before."""
+    memory = CUDNN.xp.ones(4096, "float32")
+    _, c, h, w = shape
+    return CUDNN.xp.ndarray(shape, "float32", memory.data, tuple(4 * step for step in (c * (h + w), h + w, 1, 1)))
+
+
+@pytest.mark.parametrize("strides", ["negative", "zero", "overlapping"])
+def test_strides_that_no_graph_has_cost_one_copy(strides: str, calls: Counter[str]) -> None:
+    """cuDNN is not even asked: it may take rows that overlap."""
+    mine = on_gpu(inputs(SMALL, dtype="float32"))
+    state = start(SMALL, CUDNN, mine)
+    views = {
+        "negative": lambda: mine["x"][..., ::-1],
+        "zero": lambda: CUDNN.xp.broadcast_to(mine["x"][:, :1], SMALL.x),
+        "overlapping": lambda: overlapping(SMALL.x),
+    }
+    x = views[strides]()
+    calls.clear()
+    y, _ = fn.conv(x, mine["weight"], None, state)
+    assert calls == {"empty": 2, "execute": 1}
+    calls.clear()
+    wanted, _ = fn.conv(CUDNN.asarray(x.get()), mine["weight"], None, state)
+    assert_array_equal(y.get(), wanted.get())
+
+
 def test_strides_that_cudnn_refuses_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     from funcnn._engines.cudnn import _runner
 
