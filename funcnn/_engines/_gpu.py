@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -88,7 +89,7 @@ def require_cudnn() -> str:
         raise ImportError(f"nvidia-cudnn-frontend is not installed: {advice}") from None
     except Exception as error:
         raise ImportError(f"nvidia-cudnn-frontend cannot be loaded: {error}; {advice}") from None
-    if tuple(int(part) for part in cudnn.__version__.split(".")[:2]) < OLDEST_FRONTEND:
+    if tuple(map(int, re.findall(r"\d+", cudnn.__version__)[:2])) < OLDEST_FRONTEND:
         oldest = ".".join(map(str, OLDEST_FRONTEND))
         raise ImportError(f"nvidia-cudnn-frontend {cudnn.__version__} is too old, {oldest} is needed: {advice} -U")
     try:

@@ -1,4 +1,4 @@
-"""Memory orders of NumPy arrays, for the CPU engines. Arrays have a channels-first *shape* here, whatever their memory."""
+"""Memory orders of arrays with strides. Arrays have a channels-first *shape* here, whatever their memory."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from funcnn._engines._protocol import ConvPlan
 from funcnn._engines.cudnn._graph import Problem
 from funcnn._engines.cudnn._runner import Operands, Runner, by_channel
 from funcnn._spec import COMPLEX_DTYPES, FLOAT_DTYPES, HALF_DTYPES, REAL_OF_COMPLEX, ConvSpec, Spec
+from funcnn.errors import EngineError
 
 __all__ = ["CudnnConv"]
 
@@ -50,7 +51,7 @@ class CudnnConv(ConvPlan):
     @property
     def workspace_bytes(self) -> int:
         """Most bytes of workspace of the graphs that are ready."""
-        return max((runner.workspace_bytes for runner in self._runners.values()), default=0)
+        return max((runner.workspace_bytes for runner in tuple(self._runners.values())), default=0)
 
     # ---- graphs ------------------------------------------------------------------------------------------------------
 
@@ -128,17 +129,17 @@ class CudnnConv(ConvPlan):
                 y = allocate(_gpu.empty, (len(source), *shape), self.spec.y_dtype, order)
                 y[...] = 0 if bias is None else by_channel(bias, y)
                 return y
-            run = self._runner(device).run
+            n = len(source)
             if self.spec.dtype in FLOAT_DTYPES:
-                y = allocate(_gpu.empty, (len(source), *shape), self.spec.y_dtype, order)
-                run(kind, _operands(kind, source, self._flipped(weight), y, bias))
+                y = allocate(_gpu.empty, (n, *shape), self.spec.y_dtype, order)
+                self._run(device, kind, _operands(kind, source, self._flipped(weight), y, bias), n)
                 return y
             channels, *sizes = shape
-            real_shape = (self._images * len(source), self._parts * channels, *sizes)
+            real_shape = (self._images * n, self._parts * channels, *sizes)
             y = allocate(_gpu.empty, real_shape, REAL_OF_COMPLEX[self.spec.dtype], order)
             shift = None if bias is None or self._parts == 1 else _parts_of(bias)
             weight = self._flipped(self._real_weight(weight))
-            run(kind, _operands(kind, self._real(source, order), weight, y, shift))
+            self._run(device, kind, _operands(kind, self._real(source, order), weight, y, shift), n)
             y = self._complex(y, order)
             if bias is not None and shift is None:
                 y += by_channel(bias, y)
@@ -152,17 +153,26 @@ class CudnnConv(ConvPlan):
                 dweight = _gpu.empty(spec.weight_shape, spec.weight_dtype)
                 dweight[...] = 0
                 return dweight
-            order = memory_order(x, spec.layout)
+            n, order = len(x), memory_order(x, spec.layout)
             if spec.dtype in COMPLEX_DTYPES:
                 if self._parts == 1:  # the real part of x * y: re x re y - im x im y
                     y = y.conj()
                 x, y = self._real(x, order), self._real(y, memory_order(y, spec.layout))
             real = self._real_spec
             dweight = allocate(_gpu.empty, real.weight_shape, real.dtype, order)
-            self._runner(device).run("wgrad", Operands(x, dweight, y))
+            self._run(device, "wgrad", Operands(x, dweight, y), n)
             if self._parts == 2:
                 dweight = self._complex_weight(dweight)
             return self._flipped(dweight).copy() if spec.flip else dweight
+
+    def _run(self, device: int, kind: str, operands: Operands, n: int) -> None:
+        """Queue a map of real arrays; an error names the op and the batch of the call."""
+        try:
+            self._runner(device).run(kind, operands)
+        except EngineError as error:
+            op, forward = ("conv_transpose", "dgrad") if self.spec.transposed else ("conv", "fprop")
+            function = op if kind == forward else f"{op}_backward"
+            raise EngineError(f"{function}: x must have a batch size that cuDNN can serve, got {n} ({error})") from None
 
     def bias_gradient(self, dy: Array) -> Array:
         dtype = "float32" if self.spec.y_dtype in HALF_DTYPES else self.spec.y_dtype

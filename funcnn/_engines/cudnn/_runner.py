@@ -183,9 +183,10 @@ class Runner:
 
     def _run_wide(self, kind: str, operands: Operands) -> None:
         """Half floats in float32: without a graph that adds the bias they would be rounded twice."""
+        result = getattr(operands, RESULT[kind])
         wide = Operands(*(None if array is None else array.astype("float32") for array in operands))
         self._wide.run(kind, wide)
-        getattr(operands, RESULT[kind])[...] = getattr(wide, RESULT[kind])
+        result[...] = getattr(wide, RESULT[kind])
 
     @cached_property
     def _wide(self) -> Runner:
@@ -234,16 +235,8 @@ class Runner:
         if n > 1 and any(refusal.over_limit for refusal in refusals):
             return _Way((n + 1) // 2)
         refusals.sort(key=lambda refusal: not refusal.over_limit)
-        reason = refusals[0].reason if refusals else "no engine is allowed"
-        raise EngineError(
-            f"{self._function(kind)}: x must have a batch size for which cuDNN has a {kind} plan within {self.limit:,} bytes "
-            f"of workspace, got {n} ({reason})"
-        )
-
-    def _function(self, kind: str) -> str:
-        """The op that a map belongs to."""
-        op, forward = ("conv_transpose", "dgrad") if self.spec.transposed else ("conv", "fprop")
-        return op if kind == forward else f"{op}_backward"
+        reason = refusals[0].reason if refusals else "the options allow no engine"
+        raise EngineError(f"cuDNN has no {kind} plan within {self.limit:,} bytes of workspace: {reason}")
 
     def _choose(
         self, kind: str, tensors: dict[str, Tensor], biased: bool, refusals: list[Refusal]
@@ -294,7 +287,11 @@ def _fastest(problem: Problem, allowed: Iterator[Built], refusals: list[Refusal]
     for built in allowed:
         run = partial(_gpu.execute, built.graph, pointers, built.workspace)
         try:
-            times[built.name] = _gpu.milliseconds(run, REPEATS)
+            time = _gpu.milliseconds(run, 1)
+            # Most candidates are many times slower than the best: they are not worth more runs.
+            times[built.name] = (
+                _gpu.milliseconds(run, REPEATS) if time < 2 * min(times.values(), default=time) else time
+            )
         except _gpu.graph_errors() as error:
             refusals.append(refusal(error))
     return min(times, key=times.__getitem__, default=None)
