@@ -47,7 +47,8 @@ class Options:
         CPU threads of an engine's own loops; None: `set_num_threads` if it was called, else the CPU affinity, read at init.
         (The BLAS library of NumPy keeps its own thread count.)
     workspace_limit : int or None
-        Most bytes of device workspace; None leaves the choice to the engine.
+        Most bytes of device workspace. None: in engine `cudnn` a quarter of the memory that is free at init, at most 1 GiB; in
+        engine `cuda` 256 MiB, for the last bits of its sums depend on how they are cut.
     autotune : bool
         Time the candidates at init and keep the fastest, on engines that have candidates.
 
