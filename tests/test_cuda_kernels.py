@@ -474,7 +474,7 @@ FAR = 2**31 + 64
 
 def is_big(launch: Any) -> bool:
     """Whether a launch counts in 64 bits."""
-    return launch.args["values"].dtype == np.int64
+    return launch.args.dtype[0].base == np.int64
 
 
 def test_inputs_that_reach_past_2_to_the_31(cuda: Any) -> None:

@@ -27,17 +27,20 @@ from funcnn._engines.cuda._kernels import (
     Tiling,
     View,
     aligned,
-    arguments,
-    axis_rows,
+    axis_sizes,
+    by_value,
     compiled,
     dense_view,
+    divisors,
     dtype_types,
     empty_in_order,
+    indices,
     lanes_of,
     reach,
     readable,
     view_of,
     wide,
+    window_rows,
 )
 from funcnn._spec import REAL_OF_COMPLEX, ceil_div
 
@@ -351,21 +354,19 @@ def _steps(columns: Array) -> tuple[int, int, int, int]:
 
 def _constants(spec: Any) -> dict[str, Any]:
     return {
-        "AXES_OF_PLAN": axis_rows(spec.axes),
-        "GROUPS": spec.groups,
+        "WINDOWS_OF_PLAN": window_rows(spec.axes),
         "FLIP": spec.flip,
         "TAPS": spec.taps,
-        "PIXELS": math.prod(a.out for a in spec.axes),
     }
 
 
-def _column_steps(spec: Any, block: Block, order: str, steps: tuple[int, int, int, int]) -> tuple[int, ...]:
+def _column_steps(spec: Any, block: Block, order: str, steps: tuple[int, int, int, int], big: bool) -> Any:
     """The kernels' `struct Columns`."""
     image, group, row, pixel = steps
     image = image or (block.p1 - block.p0) * pixel
-    if order == FIRST:
-        return image, group, row * spec.taps, row, pixel
-    return image, group, row, row * (spec.inputs // spec.groups), pixel
+    channels = spec.inputs // spec.groups
+    channel, tap = (row * spec.taps, row) if order == FIRST else (row, row * channels)
+    return by_value(indices((image, group, channel, tap, pixel), big), divisors((channels,), big))
 
 
 @lru_cache(1024)
@@ -375,7 +376,7 @@ def _column_launch(
     images, pixels = block.n1 - block.n0, (block.n1 - block.n0) * (block.p1 - block.p0)
     itemsize = np.dtype(sums).itemsize
     lanes = lanes_of(spec.inputs // spec.groups, WORD // itemsize) if order == LAST else 1
-    tiling = Tiling(order, spec.inputs, tuple(a.size for a in spec.axes), lanes, 1)
+    tiling = Tiling(order, spec.inputs, tuple(a.out for a in spec.axes), lanes, 1)
     constants = {
         **_constants(spec),
         "X_PACKED": lanes > 1 and aligned(x, 1, lanes),
@@ -383,10 +384,13 @@ def _column_launch(
     }
     items = pixels * (spec.inputs // lanes if order == LAST else 1)
     shape = (images, spec.inputs, *(a.size for a in spec.axes))
-    big = max(items, pixels * spec.inputs * spec.taps, reach(shape, x.strides)) >= INDEX_LIMIT
+    big = max(items, block.p1, pixels * spec.inputs * spec.taps, reach(shape, x.strides)) >= INDEX_LIMIT
     kernel = compiled("columns", dtype_types(spec.dtype, sums), {**tiling.constants, **constants}, big)["columns"]
     rows = min(spec.inputs, MOST_GRID_ROWS) if order == FIRST else 1
-    args = arguments(big, items, block.p0, x.strides, _column_steps(spec, block, order, steps))
+    args = by_value(
+        *(indices((items,), big), tiling.sizes(big), axis_sizes(spec.axes), indices((block.p0, *x.strides), big)),
+        _column_steps(spec, block, order, steps, big),
+    )
     return kernel, (ceil_div(items, BLOCK), rows), args
 
 
@@ -402,5 +406,8 @@ def _fold_launch(
     items = tiling.items(images)
     big = max(items * lanes, images * pixels * spec.inputs * spec.taps) >= INDEX_LIMIT
     kernel = compiled("fold", dtype_types(sums), {**tiling.constants, **constants}, big)["fold"]
-    args = arguments(big, items, block.p0, pixels, int(block.p0 > 0), _column_steps(spec, block, order, steps))
+    args = by_value(
+        *(indices((items,), big), tiling.sizes(big), axis_sizes(spec.axes)),
+        *(indices((block.p0, pixels, block.p0 > 0), big), _column_steps(spec, block, order, steps, big)),
+    )
     return kernel, (ceil_div(items, BLOCK),), args

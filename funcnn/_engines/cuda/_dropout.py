@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 
+import numpy as np
+
 from funcnn._engines import _gpu
 from funcnn._engines._gpu import Array
 from funcnn._engines._hash import M1, M2, SALT, base_key, threshold
@@ -44,11 +46,10 @@ class CudaDropout(DropoutPlan):
         self._types = {**dtype_types(spec.dtype), "Keep": "unsigned char"}
         self._constants = {
             "KEEPS": least < 2**31,
-            "LEAST": f"{2 * least % 2**32}u",
-            "SCALE": (1 / (1 - spec.rate) if spec.rate < 1 else 0.0).hex(),
-            "SEED_KEY": f"{base_key(spec.seed)}u",
             **{name: f"{value}u" for name, value in (("M1", M1), ("M2", M2), ("SALT", SALT))},
         }
+        scale = 1 / (1 - spec.rate) if spec.rate < 1 else 0.0
+        self._members = np.array([base_key(spec.seed), 2 * least % 2**32], np.uint32), scale
         shape = (1, *spec.x_shape, *(1,) * (2 - len(spec.x_shape)))
         if all(shape):  # compile for arrays as they mostly come, so that an error is one of init
             x, mask = (dense_view(shape, ITEMSIZE[dtype], spec.layout) for dtype in (spec.dtype, "bool"))
@@ -96,7 +97,7 @@ class CudaDropout(DropoutPlan):
         constants = {**self._constants, "X_PACKED": packed[0], "MASK_PACKED": packed[-1]}
         # The forward's kernel reads no mask: any strides will do.
         arrays = [((n, channels, *cells), view.strides) for view in (views[0], views[-1])]
-        return prepared("dropout", self._types, constants, tiling, n, tuple(arrays))
+        return prepared("dropout", self._types, constants, self._members, tiling, n, tuple(arrays))
 
 
 def _merged(

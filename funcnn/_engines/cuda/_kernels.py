@@ -1,13 +1,13 @@
 """From a plan's numbers to compiled kernels and their arguments: the generated preamble, tiles, strides, launches.
 
-The CUDA sources beside this module are plain text that begins with what `preamble` generates. Sizes, windows and the tile
-of a thread are constants there; the batch and the strides of arrays are arguments.
+The CUDA sources beside this module are plain text that begins with what `preamble` generates: what gives code its shape, as
+types, windows and the tile of a thread. Sizes, strides and other numbers are arguments, so that inits share what is compiled.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from importlib import resources
 from typing import Any, NamedTuple
@@ -30,12 +30,14 @@ __all__ = [
     "Tiling",
     "View",
     "aligned",
-    "arguments",
-    "axis_rows",
+    "axis_sizes",
+    "by_value",
     "compiled",
     "dense_view",
+    "divisors",
     "dtype_types",
     "empty_in_order",
+    "indices",
     "lanes_of",
     "prepared",
     "reach",
@@ -43,6 +45,7 @@ __all__ = [
     "strides_of",
     "view_of",
     "wide",
+    "window_rows",
 ]
 
 BLOCK = 256  # threads; without shared memory or barriers any multiple of 32 up to 512 fills a multiprocessor as well
@@ -111,13 +114,14 @@ def dtype_types(dtype: str, wide_dtype: str | None = None) -> dict[str, str]:
     return {**types, "WIDEN(v)": "Wide(v)", "NARROW(v)": "T(v)"}
 
 
-def axis_rows(axes: tuple[Axis, ...]) -> str:
-    """Axes as initializers of the kernels' `struct Axis`, which has the members of `_spec.Axis`."""
-    return ", ".join(f"{{{', '.join(map(str, axis))}}}" for axis in axes)
+def window_rows(axes: tuple[Axis, ...]) -> str:
+    """Initializers of the kernels' `struct Window`, of axes."""
+    guarded = (a.lo > 0 or (a.out - 1) * a.stride - a.lo + a.span > a.size for a in axes)
+    return ", ".join(f"{{{a.kernel}, {a.stride}, {a.dilation}, {int(g)}}}" for a, g in zip(axes, guarded, strict=True))
 
 
 def preamble(types: Constants, constants: Constants, big: bool) -> str:
-    """The text before a source. Constants: bool, int (also tuples of them), or text, which becomes a macro."""
+    """The text before a source. Constants: bool, int, or text, which becomes a macro."""
     lines = [f"#include <{types['#include']}>"] if "#include" in types else []
     lines += ["template <class R> struct Complex;"]
     lines += [
@@ -135,9 +139,7 @@ def _constant(name: str, value: Any) -> str:
         return f"#define {name} {value}"
     if isinstance(value, bool):
         return f"[[maybe_unused]] constexpr bool {name} = {str(value).lower()};"
-    if isinstance(value, tuple):
-        return f"[[maybe_unused]] __device__ constexpr int {name}[] = {{{', '.join(map(str, value))}}};"
-    return f"[[maybe_unused]] constexpr {'long long' if value >= 2**31 else 'int'} {name} = {value};"
+    return f"[[maybe_unused]] constexpr int {name} = {value};"
 
 
 @cache
@@ -160,6 +162,36 @@ def compiled(program: str, types: Constants, constants: Constants, big: bool) ->
     return _compiled(program, source(program, types, constants, big))
 
 
+# ---- arguments -------------------------------------------------------------------------------------------------------
+
+
+def by_value(*members: Any) -> Any:
+    """A C struct: its members in order, aligned as C aligns them."""
+    values = [np.asarray(member) for member in members]
+    struct = np.zeros((), np.dtype([("", value.dtype, value.shape) for value in values], align=True))
+    for name, value in zip(struct.dtype.names or (), values, strict=True):
+        struct[name] = value
+    return struct
+
+
+def indices(numbers: Sequence[int], big: bool) -> Any:
+    """Members of the kernels' type Index."""
+    return np.array(numbers, np.int64 if big else np.int32)
+
+
+def divisors(numbers: Sequence[int], big: bool) -> Any:
+    """Members of the kernels' `struct Divisor`: the multiplier is 2**(31 + shift) / number, rounded up, of 32 bits."""
+    shifts = [0 if big else (number - 1).bit_length() for number in numbers]
+    rows = [(n, 0 if big else ceil_div(1 << 31 + s, n), s) for n, s in zip(numbers, shifts, strict=True)]
+    count = np.uint64 if big else np.uint32
+    return np.array(rows, np.dtype([("", count), ("", np.uint32), ("", np.uint32)], align=True))
+
+
+def axis_sizes(axes: tuple[Axis, ...]) -> Any:
+    """Members of the kernels' `struct Axis`."""
+    return np.array([(a.size, a.lo, a.hi, a.out) for a in axes], np.int32)
+
+
 # ---- tiles -----------------------------------------------------------------------------------------------------------
 
 
@@ -176,16 +208,18 @@ class Tiling(NamedTuple):
 
     @property
     def constants(self) -> dict[str, Any]:
-        *outer, last = self.cells
         return {
             "RANK": len(self.cells),
-            "CHANNELS": self.channels,
             "CHANNELS_LAST": self.order == LAST,
             "LANES": self.lanes,
             "TILE": self.tile,
-            "TILES": (*outer, last // self.tile),
-            "CELLS": math.prod(self.cells),
         }
+
+    def sizes(self, big: bool) -> Any:
+        """The kernels' `struct Tiles`."""
+        *outer, last = self.cells
+        counts = (self.channels // self.lanes, *outer, last // self.tile)
+        return by_value(indices((self.channels, math.prod(self.cells)), big), divisors(counts, big))
 
     def items(self, n: int) -> int:
         """Threads for a batch of n."""
@@ -274,20 +308,18 @@ def prepared(
     program: str,
     types: Constants,
     constants: Constants,
+    members: tuple[Any, ...],
     tiling: Tiling,
     n: int,
     views: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...],
 ) -> Launch:
-    """A launch over a tiling for a batch of n; `views` are (shape, element strides) of the arrays that are read."""
+    """A launch over a tiling for a batch of n; `views` are (shape, element strides) of the arrays that are read.
+
+    A program's `struct Args` has the number of items, the tiling, what `members` are, and the strides.
+    """
     items = tiling.items(n)
     big = max(items * tiling.lanes * tiling.tile, *(reach(*view) for view in views)) >= INDEX_LIMIT
     kernels = compiled(program, types, {**tiling.constants, **constants}, big)
-    return Launch(kernels, (ceil_div(items, BLOCK),), arguments(big, items, *(s for _, s in views)), tiling)
-
-
-def arguments(big: bool, *values: Any) -> Any:
-    """A `struct Args`: all members are of one size, so they lie one after the other."""
-    flat = [v for value in values for v in (value if isinstance(value, tuple) else (value,))]
-    args = np.zeros((), [("values", np.int64 if big else np.int32, len(flat))])
-    args["values"] = flat
-    return args
+    strides = (indices(s, big) for _, s in views)
+    args = by_value(indices((items,), big), tiling.sizes(big), *members, *strides)
+    return Launch(kernels, (ceil_div(items, BLOCK),), args, tiling)

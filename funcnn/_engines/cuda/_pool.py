@@ -21,7 +21,7 @@ from funcnn._engines.cuda._kernels import (
     Tiling,
     View,
     aligned,
-    axis_rows,
+    axis_sizes,
     dense_view,
     dtype_types,
     empty_in_order,
@@ -30,6 +30,7 @@ from funcnn._engines.cuda._kernels import (
     readable,
     view_of,
     wide,
+    window_rows,
 )
 from funcnn._spec import COMPLEX_DTYPES, FLOAT_DTYPES, AvgPoolSpec, Axis, MaxPoolSpec, ceil_div
 
@@ -55,7 +56,8 @@ class _Pool:
     def _start(self) -> None:
         """Compile for arrays as they mostly come, so that a source that does not compile is an error of init."""
         spec = self.spec
-        self._axes = {"AXES_OF_PLAN": axis_rows(spec.axes)}
+        self._windows = {"WINDOWS_OF_PLAN": window_rows(spec.axes)}
+        self._members = (axis_sizes(spec.axes),)
         self._forward: Callable[..., Launch] = lru_cache(LAUNCHES)(self._prepare_forward)
         self._backward: Callable[..., Launch] = lru_cache(LAUNCHES)(self._prepare_backward)
         if not spec.channels:
@@ -71,14 +73,14 @@ class _Pool:
         spec = self.spec
         tiling, row_packed = _forward_tiling(spec, order, x)
         constants = {
-            **self._axes,
+            **self._windows,
             **self.constants,
             "ROW_PACKED": row_packed,
             "X_PACKED": _packed(tiling, x),
             "OUTER_TAPS": math.prod(spec.kernel[:-1]),
             **_unrolling(math.prod(spec.kernel[:-1]), spec.kernel[-1], tiling.lanes * tiling.tile),
         }
-        return prepared(self.name, self.types, constants, tiling, n, (((n, *spec.x_shape), x.strides),))
+        return prepared(self.name, self.types, constants, self._members, tiling, n, (((n, *spec.x_shape), x.strides),))
 
     def _prepare_backward(self, n: int, order: str, *views: View) -> Launch:
         spec = self.spec
@@ -86,7 +88,7 @@ class _Pool:
         outer = math.prod(ceil_div(a.span, a.stride) for a in spec.axes[:-1])
         covers = _tile_covers(spec.axes[-1], tiling.tile)
         constants = {
-            **self._axes,
+            **self._windows,
             **self.constants,
             **{f"{name}_PACKED": _packed(tiling, view) for name, view in zip(("DY", "ARGMAX"), views, strict=False)},
             "OUTER_COVERS": outer,
@@ -95,7 +97,7 @@ class _Pool:
         }
         shape = (n, *spec.y_shape)
         arrays = tuple((shape, view.strides) for view in views)
-        return prepared(f"{self.name}_backward", self.types, constants, tiling, n, arrays)
+        return prepared(f"{self.name}_backward", self.types, constants, self._members, tiling, n, arrays)
 
 
 class CudaMaxPool(_Pool, MaxPoolPlan):
@@ -234,10 +236,10 @@ def _backward_tiling(spec: Any, order: str, itemsize: int) -> Tiling:
 
 
 def _tile_covers(axis: Axis, tile: int) -> int:
-    """Most windows that cover some cell of one tile of an axis."""
-    first = (max(0, ceil_div(cell + axis.lo - axis.span + 1, axis.stride)) for cell in range(0, axis.size, tile))
-    last = (min(axis.out - 1, (cell + tile - 1 + axis.lo) // axis.stride) for cell in range(0, axis.size, tile))
-    return max(1, *(b - a + 1 for a, b in zip(first, last, strict=True)), 1)
+    """Most windows that cover some cell of one tile of an axis of any size."""
+    # Where tiles begin in the pattern that repeats with every stride; the padding is all that it depends on beside.
+    cells = range(axis.lo, axis.lo + tile * axis.stride, tile)
+    return max((cell + tile - 1) // axis.stride - ceil_div(cell - axis.span + 1, axis.stride) + 1 for cell in cells)
 
 
 def _unrolling(rows: int, taps: int, results: int) -> dict[str, int]:

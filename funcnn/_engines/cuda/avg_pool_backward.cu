@@ -2,21 +2,23 @@
 
 struct Args {
     Count items;
+    Tiles tiles;
+    Axes axes;
     View dy;
 };
 
 extern "C" __global__ void avg_pool_backward(const T* __restrict__ dy, T* __restrict__ dx, const Args args) {
-    constexpr Axis last = AXES[LAST];
+    constexpr Window last = WINDOWS[LAST];
     const Count item = item_of_thread();
     if (item >= args.items) return;
-    const Place place = place_of(item);
+    const Place place = place_of(item, args.tiles);
     dy += place.image * args.dy.image + place.channel * args.dy.channel;
     Wide sum[TILE][LANES];
     fill<TILE>(sum, Wide{});
-    each_window(place, [&](const int(&window)[RANK], int, int start, bool there) {
+    each_window(args.axes, place, [&](const int(&window)[RANK], int, int start, bool there) {
         T gradient[LANES];
         load_lanes<DY_PACKED>(dy + window_offset(args.dy, window), args.dy.channel, gradient);
-        const Real count = divisor(window);
+        const Real count = divisor(args.axes, window);
 #pragma unroll
         for (int lane = 0; lane < LANES; ++lane) {
             const Wide share = WIDEN(gradient[lane]) / count;
@@ -32,5 +34,5 @@ extern "C" __global__ void avg_pool_backward(const T* __restrict__ dy, T* __rest
     for (int i = 0; i < TILE; ++i)
 #pragma unroll
         for (int lane = 0; lane < LANES; ++lane) values[i][lane] = NARROW(sum[i][lane]);
-    store_tile(dx + offset_of(place), values);
+    store_tile(dx + offset_of(place, args.tiles), args.tiles, values);
 }

@@ -5,8 +5,9 @@
 // visit(window of the tile, tap, a cell of LANES channels, whether it is a cell of the input) for the taps in row order.
 // x: first channel of the tile. ROW_PACKED: windows lie side by side on the last axis, as 2x2 ones with stride 2 do, and a
 // row of them is one aligned word. Otherwise a tile is one window.
-template <class Visit> __device__ inline void each_cell(const T* x, const View& view, const Place& place, Visit visit) {
-    constexpr Axis last = AXES[LAST];
+template <class Visit>
+__device__ inline void each_cell(const T* x, const View& view, const Axes& axes, const Place& place, Visit visit) {
+    constexpr Window last = WINDOWS[LAST];
 #pragma unroll UNROLL_ROWS
     for (int outer = 0; outer < OUTER_TAPS; ++outer) {
         const T* row = x;
@@ -14,17 +15,17 @@ template <class Visit> __device__ inline void each_cell(const T* x, const View& 
         int taps = outer;
 #pragma unroll
         for (int a = LAST - 1; a >= 0; --a) {
-            const Axis axis = AXES[a];
-            int cell = place.cell[a] * axis.stride - axis.lo + taps % axis.kernel * axis.dilation;
-            taps /= axis.kernel;
-            if (guarded(axis)) {
-                const bool inside = unsigned(cell) < unsigned(axis.size);
+            const Window window = WINDOWS[a];
+            int cell = place.cell[a] * window.stride - axes[a].lo + taps % window.kernel * window.dilation;
+            taps /= window.kernel;
+            if (window.guarded) {
+                const bool inside = unsigned(cell) < unsigned(axes[a].size);
                 row_inside &= inside;
                 cell = inside ? cell : 0;
             }
             row += cell * view.axis[a];
         }
-        const int start = place.cell[LAST] * last.stride - last.lo;
+        const int start = place.cell[LAST] * last.stride - axes[LAST].lo;
         if constexpr (ROW_PACKED) {
             T cells[LANES][TILE * last.kernel];
 #pragma unroll
@@ -41,8 +42,8 @@ template <class Visit> __device__ inline void each_cell(const T* x, const View& 
             for (int tap = 0; tap < last.kernel; ++tap) {
                 int at = start + tap * last.dilation;
                 bool inside = row_inside;
-                if (guarded(last)) {
-                    const bool in_row = unsigned(at) < unsigned(last.size);
+                if (last.guarded) {
+                    const bool in_row = unsigned(at) < unsigned(axes[LAST].size);
                     inside &= in_row;
                     at = in_row ? at : 0;
                 }

@@ -1,24 +1,23 @@
 // im2col. A thread writes all taps of a pixel and channel, or of a word of channels that lie together.
 
 struct Args {
-    Count items;   // threads along x: pixels, times words of channels where those lie innermost
-    Index first;   // pixel of the image that the block begins with
-    View x;        // from the block's first image on
+    Count items;  // threads along x: pixels, times words of channels where those lie innermost
+    Tiles tiles;  // of the pixels
+    Axes axes;
+    Index first;  // pixel of the image that the block begins with
+    View x;       // from the block's first image on
     Columns columns;
 };
 
 __device__ inline void write_columns(const T* x, Wide* columns, const Args& args, Index pixel, int channel) {
-    const Index number = pixel + args.first;
-    const int image = int(number / PIXELS);  // 0, or the block begins at pixel 0
-    Index rest = number % PIXELS;
+    Count rest = Count(pixel + args.first);
     int start[RANK];
 #pragma unroll
-    for (int a = RANK - 1; a >= 0; --a) {
-        start[a] = int(rest % AXES[a].out) * AXES[a].stride - AXES[a].lo;
-        rest /= AXES[a].out;
-    }
+    for (int a = RANK - 1; a >= 0; --a)
+        start[a] = take_digit(rest, args.tiles.axis[a]) * WINDOWS[a].stride - args.axes[a].lo;
+    const int image = int(rest);  // 0, or the block begins at pixel 0
     x += image * args.x.image + channel * args.x.channel;
-    columns += column_offset(args.columns, image, channel, number - Index(image) * PIXELS - args.first);
+    columns += column_offset(args.columns, image, channel, pixel - image * args.tiles.cells);
 #pragma unroll UNROLL
     for (int tap = 0; tap < TAPS; ++tap) {
         Index offset = 0;
@@ -26,11 +25,11 @@ __device__ inline void write_columns(const T* x, Wide* columns, const Args& args
         int taps = tap;
 #pragma unroll
         for (int a = RANK - 1; a >= 0; --a) {
-            const Axis axis = AXES[a];
-            int cell = start[a] + taps % axis.kernel * axis.dilation;
-            taps /= axis.kernel;
-            if (guarded(axis)) {
-                const bool in_axis = unsigned(cell) < unsigned(axis.size);
+            const Window window = WINDOWS[a];
+            int cell = start[a] + taps % window.kernel * window.dilation;
+            taps /= window.kernel;
+            if (window.guarded) {
+                const bool in_axis = unsigned(cell) < unsigned(args.axes[a].size);
                 inside &= in_axis;
                 cell = in_axis ? cell : 0;
             }
@@ -49,9 +48,11 @@ extern "C" __global__ void columns(const T* __restrict__ x, Wide* __restrict__ t
     const Count item = item_of_thread();
     if (item >= args.items) return;
     if (CHANNELS_LAST) {
-        write_columns(x, to, args, Index(item / (CHANNELS / LANES)), int(item % (CHANNELS / LANES)) * LANES);
+        Count pixel = item;
+        const int channel = take_digit(pixel, args.tiles.words) * LANES;
+        write_columns(x, to, args, Index(pixel), channel);
     } else {
-        for (int channel = int(blockIdx.y); channel < CHANNELS; channel += int(gridDim.y))
+        for (int channel = int(blockIdx.y); channel < args.tiles.channels; channel += int(gridDim.y))
             write_columns(x, to, args, Index(item), channel);
     }
 }

@@ -3,12 +3,13 @@
 
 struct Columns {
     Index image, group, channel, tap, pixel;  // distance, in elements, from one to the next; channel: of a group
+    Divisor channels;                         // of a group
 };
 
 __device__ inline Index column_offset(const Columns& columns, int image, int channel, Index pixel) {
-    constexpr int PER_GROUP = CHANNELS / GROUPS;
-    return image * columns.image + channel / PER_GROUP * columns.group + channel % PER_GROUP * columns.channel +
-           pixel * columns.pixel;
+    Count group = Count(channel);
+    const int in_group = take_digit(group, columns.channels);
+    return image * columns.image + Index(group) * columns.group + in_group * columns.channel + pixel * columns.pixel;
 }
 
 // Row of a tap in the matrix: as the weight has it, which a true convolution flips.

@@ -1,10 +1,10 @@
-// What all kernels share. Before it stands what the engine generates for one plan (see _source.py):
+// What all kernels share. Before it stands what the engine generates (see _kernels.py), all that gives code its shape:
 //   types      T of an array's elements, Wide of sums, Real of a component of Wide, Index of offsets (in elements) and
 //              Count, the unsigned type of the same size;
-//   constants  RANK spatial axes, CHANNELS, CHANNELS_LAST (whether they lie innermost in memory), and the part of an array
-//              that one thread writes: TILE cells of the last axis times LANES channels. TILES: tiles along each axis.
-// All sizes but that of the batch are constants, so that the compiler turns divisions by them into multiplications. Any
-// input is read by strides; what a kernel writes is contiguous in the order that CHANNELS_LAST says.
+//   constants  RANK spatial axes, CHANNELS_LAST (whether channels lie innermost in memory), and the part of an array that
+//              one thread writes: TILE cells of the last axis times LANES channels.
+// Sizes are arguments, so that one compiled kernel serves them all. Any input is read by strides; what a kernel writes is
+// contiguous in the order that CHANNELS_LAST says.
 
 template <int BYTES> struct Word;
 template <> struct Word<1> { using type = unsigned char; };
@@ -50,6 +50,31 @@ template <bool PACKED, class E> __device__ inline void load_lanes(const E* from,
     }
 }
 
+// Division by a number that comes with the launch: the high half of a product and a shift, exact for the numbers below 2^31
+// that 32 bits count (Granlund and Montgomery, Division by Invariant Integers using Multiplication, PLDI 1994).
+struct Divisor {
+    Count divisor;
+    unsigned multiplier, shift;
+};
+
+__device__ inline Count quotient(Count number, const Divisor& by) {
+    if (sizeof number > 4) return number / by.divisor;
+    return Count((2 * number) * 1ull * by.multiplier >> 32) >> by.shift;
+}
+
+// Takes the last digit off a number whose digits count up to `base` each.
+__device__ inline int take_digit(Count& number, const Divisor& base) {
+    const Count rest = quotient(number, base), digit = number - rest * base.divisor;
+    number = rest;
+    return int(digit);
+}
+
+// An array in tiles: the cells of a channel, LANES channels at a time, and tiles along each axis.
+struct Tiles {
+    Index channels, cells;
+    Divisor words, axis[RANK];
+};
+
 // The tile of a thread: its image, first channel and first cell.
 struct Place {
     Index image;
@@ -58,52 +83,44 @@ struct Place {
 
 __device__ inline Count item_of_thread() { return Count(blockIdx.x) * blockDim.x + threadIdx.x; }
 
-__device__ inline Place place_of(Count item) {
+__device__ inline Place place_of(Count item, const Tiles& tiles) {
     Place place;
-    if (CHANNELS_LAST) {
-        place.channel = int(item % (CHANNELS / LANES)) * LANES;
-        item /= CHANNELS / LANES;
-    }
+    if (CHANNELS_LAST) place.channel = take_digit(item, tiles.words) * LANES;
 #pragma unroll
-    for (int axis = RANK - 1; axis >= 0; --axis) {
-        place.cell[axis] = int(item % TILES[axis]);
-        item /= TILES[axis];
-    }
+    for (int axis = RANK - 1; axis >= 0; --axis) place.cell[axis] = take_digit(item, tiles.axis[axis]);
     place.cell[RANK - 1] *= TILE;
-    if (!CHANNELS_LAST) {
-        place.channel = int(item % (CHANNELS / LANES)) * LANES;
-        item /= CHANNELS / LANES;
-    }
+    if (!CHANNELS_LAST) place.channel = take_digit(item, tiles.words) * LANES;
     place.image = Index(item);
     return place;
 }
 
 // Of a cell among the cells of an image's channel, in row order.
-__device__ inline Index cell_number(const int (&cell)[RANK]) {
+__device__ inline Index cell_number(const Place& place, const Tiles& tiles) {
     Index number = 0;
 #pragma unroll
-    for (int axis = 0; axis < RANK; ++axis) number = number * (axis < RANK - 1 ? TILES[axis] : TILES[axis] * TILE) + cell[axis];
+    for (int axis = 0; axis < RANK; ++axis)
+        number = number * Index(tiles.axis[axis].divisor) * (axis < RANK - 1 ? 1 : TILE) + place.cell[axis];
     return number;
 }
 
-__device__ inline Index offset_of(const Place& place) {
-    const Index cell = cell_number(place.cell);
-    return CHANNELS_LAST ? (place.image * CELLS + cell) * CHANNELS + place.channel
-                         : (place.image * CHANNELS + place.channel) * CELLS + cell;
+__device__ inline Index offset_of(const Place& place, const Tiles& tiles) {
+    const Index cell = cell_number(place, tiles);
+    return CHANNELS_LAST ? (place.image * tiles.cells + cell) * tiles.channels + place.channel
+                         : (place.image * tiles.channels + place.channel) * tiles.cells + cell;
 }
 
 // Write a tile of an array that is contiguous, `to` being its place there.
-template <class E> __device__ inline void store_tile(E* to, const E (&tile)[TILE][LANES]) {
+template <class E> __device__ inline void store_tile(E* to, const Tiles& tiles, const E (&tile)[TILE][LANES]) {
     if (CHANNELS_LAST) {
 #pragma unroll
-        for (int i = 0; i < TILE; ++i) store<LANES>(to + Index(i) * CHANNELS, tile[i]);
+        for (int i = 0; i < TILE; ++i) store<LANES>(to + i * tiles.channels, tile[i]);
     } else {
 #pragma unroll
         for (int lane = 0; lane < LANES; ++lane) {
             E row[TILE];
 #pragma unroll
             for (int i = 0; i < TILE; ++i) row[i] = tile[i][lane];
-            store<TILE>(to + Index(lane) * CELLS, row);
+            store<TILE>(to + lane * tiles.cells, row);
         }
     }
 }

@@ -3,6 +3,9 @@
 
 struct Args {
     Count items;
+    Tiles tiles;
+    unsigned seed_key, least;  // a hash that is kept is not less
+    double scale;
     View x, mask;  // mask: of the backward
 };
 
@@ -45,14 +48,14 @@ __device__ inline Index view_offset(const View& view, const Place& place) {
     return offset;
 }
 
-__device__ inline void select_tile(const T (&x)[TILE][LANES], const Keep (&keep)[TILE][LANES], T* y) {
+__device__ inline void select_tile(const T (&x)[TILE][LANES], const Keep (&keep)[TILE][LANES], T* y, const Args& args) {
     T values[TILE][LANES];
 #pragma unroll
     for (int i = 0; i < TILE; ++i)
 #pragma unroll
         for (int lane = 0; lane < LANES; ++lane)
-            values[i][lane] = KEEPS && keep[i][lane] ? NARROW(WIDEN(x[i][lane]) * Real(SCALE)) : T{};
-    store_tile(y, values);
+            values[i][lane] = KEEPS && keep[i][lane] ? NARROW(WIDEN(x[i][lane]) * Real(args.scale)) : T{};
+    store_tile(y, args.tiles, values);
 }
 
 // step lies on the device and is read there: the host does not wait for it.
@@ -60,30 +63,31 @@ extern "C" __global__ void dropout(const T* __restrict__ x, const int* __restric
                                    Keep* __restrict__ mask, const Args args) {
     const Count item = item_of_thread();
     if (item >= args.items) return;
-    const Place place = place_of(item);
+    const Place place = place_of(item, args.tiles);
     T tile[TILE][LANES];
     load_tile<X_PACKED>(x + view_offset(args.x, place), args.x, tile);
-    const unsigned first = mix(mix(SEED_KEY + unsigned(*step)) + unsigned(place.image)), second = mix(first ^ SALT);
-    const unsigned index = unsigned(place.channel) * unsigned(CELLS) + unsigned(cell_number(place.cell)) + first;
+    const unsigned first = mix(mix(args.seed_key + unsigned(*step)) + unsigned(place.image)), second = mix(first ^ SALT);
+    const unsigned cells = unsigned(args.tiles.cells);
+    const unsigned index = unsigned(place.channel) * cells + unsigned(cell_number(place, args.tiles)) + first;
     Keep keep[TILE][LANES];
 #pragma unroll
     for (int i = 0; i < TILE; ++i)
 #pragma unroll
         for (int lane = 0; lane < LANES; ++lane)
-            keep[i][lane] = KEEPS && hashed(index + unsigned(i) + unsigned(lane) * unsigned(CELLS), second) >= LEAST;
-    const Index offset = offset_of(place);
-    select_tile(tile, keep, y + offset);
-    store_tile(mask + offset, keep);
+            keep[i][lane] = KEEPS && hashed(index + unsigned(i) + unsigned(lane) * cells, second) >= args.least;
+    const Index offset = offset_of(place, args.tiles);
+    select_tile(tile, keep, y + offset, args);
+    store_tile(mask + offset, args.tiles, keep);
 }
 
 extern "C" __global__ void dropout_backward(const T* __restrict__ dy, const Keep* __restrict__ mask, T* __restrict__ dx,
                                             const Args args) {
     const Count item = item_of_thread();
     if (item >= args.items) return;
-    const Place place = place_of(item);
+    const Place place = place_of(item, args.tiles);
     T tile[TILE][LANES];
     Keep keep[TILE][LANES];
     load_tile<X_PACKED>(dy + view_offset(args.x, place), args.x, tile);
     load_tile<MASK_PACKED>(mask + view_offset(args.mask, place), args.mask, keep);
-    select_tile(tile, keep, dx + offset_of(place));
+    select_tile(tile, keep, dx + offset_of(place, args.tiles), args);
 }

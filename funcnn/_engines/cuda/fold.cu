@@ -3,6 +3,8 @@
 
 struct Args {
     Count items;
+    Tiles tiles;
+    Axes axes;
     Index first, pixels;  // of an image's pixels those in the block
     Index accumulate;     // whether x holds a sum already
     Columns columns;
@@ -11,8 +13,8 @@ struct Args {
 extern "C" __global__ void fold(const Wide* __restrict__ from, Wide* __restrict__ x, const Args args) {
     const Count item = item_of_thread();
     if (item >= args.items) return;
-    const Place place = place_of(item);
-    x += offset_of(place);
+    const Place place = place_of(item, args.tiles);
+    x += offset_of(place, args.tiles);
     Wide sum[1][LANES];
     fill<1>(sum, Wide{});
     if (args.accumulate) load_lanes<(LANES > 1)>(x, 1, sum[0]);
@@ -23,13 +25,14 @@ extern "C" __global__ void fold(const Wide* __restrict__ from, Wide* __restrict_
         Index pixel = 0, pixels = 1;
 #pragma unroll
         for (int a = RANK - 1; a >= 0; --a) {
-            const Cover cover = cover_of(AXES[a], place.cell[a], rest % cover_count(AXES[a]));
-            rest /= cover_count(AXES[a]);
+            const int count = cover_count(WINDOWS[a]);
+            const Cover cover = cover_of(WINDOWS[a], args.axes[a], place.cell[a], rest % count);
+            rest /= count;
             covers &= cover.covers;
             tap += cover.tap * taps;
-            taps *= AXES[a].kernel;
-            pixel += cover.window * pixels;
-            pixels *= AXES[a].out;
+            taps *= WINDOWS[a].kernel;
+            pixel += cover.number * pixels;
+            pixels *= args.axes[a].out;
         }
         pixel -= args.first;
         covers &= pixel >= 0 && pixel < args.pixels;
@@ -41,5 +44,5 @@ extern "C" __global__ void fold(const Wide* __restrict__ from, Wide* __restrict_
         for (int lane = 0; lane < LANES; ++lane)
             if (covers) sum[0][lane] += values[lane];
     }
-    store_tile(x, sum);
+    store_tile(x, args.tiles, sum);
 }

@@ -3,6 +3,8 @@
 
 struct Args {
     Count items;
+    Tiles tiles;
+    Axes axes;
     View x;
 };
 
@@ -24,13 +26,13 @@ template <class V> __device__ inline bool beats(V value, V best) {
 
 // The first tap of a window that reads a cell of the input: it wins where all cells are the lowest number of the type, and
 // so padding, read as that number, never does.
-__device__ inline int first_tap(const Place& place) {
+__device__ inline int first_tap(const Axes& axes, const Place& place) {
     int first = 0;
 #pragma unroll
     for (int a = 0; a < RANK; ++a) {
-        const Axis axis = AXES[a];
-        const int tap = guarded(axis) ? ceil_div_from_0(axis.lo - place.cell[a] * axis.stride, axis.dilation) : 0;
-        first = first * axis.kernel + tap;
+        const Window window = WINDOWS[a];
+        const int before = window.guarded ? axes[a].lo - place.cell[a] * window.stride : 0;
+        first = first * window.kernel + ceil_div_from_0(before, window.dilation);
     }
     return first;
 }
@@ -38,13 +40,13 @@ __device__ inline int first_tap(const Place& place) {
 template <bool TRAIN> __device__ inline void max_pool_tile(const T* x, T* y, Argmax* argmax, const Args& args) {
     const Count item = item_of_thread();
     if (item >= args.items) return;
-    const Place place = place_of(item);
+    const Place place = place_of(item, args.tiles);
     Wide best[TILE][LANES];
     int winner[TILE][LANES];
     fill<TILE>(best, lowest());
-    fill<TILE>(winner, first_tap(place));
+    fill<TILE>(winner, first_tap(args.axes, place));
     x += place.image * args.x.image + place.channel * args.x.channel;
-    each_cell(x, args.x, place, [&](int i, int tap, const T(&cell)[LANES], bool inside) {
+    each_cell(x, args.x, args.axes, place, [&](int i, int tap, const T(&cell)[LANES], bool inside) {
 #pragma unroll
         for (int lane = 0; lane < LANES; ++lane) {
             const Wide value = inside ? WIDEN(cell[lane]) : lowest();
@@ -63,9 +65,9 @@ template <bool TRAIN> __device__ inline void max_pool_tile(const T* x, T* y, Arg
             values[i][lane] = NARROW(best[i][lane]);
             taps[i][lane] = Argmax(winner[i][lane]);
         }
-    const Index offset = offset_of(place);
-    store_tile(y + offset, values);
-    if (TRAIN) store_tile(argmax + offset, taps);
+    const Index offset = offset_of(place, args.tiles);
+    store_tile(y + offset, args.tiles, values);
+    if (TRAIN) store_tile(argmax + offset, args.tiles, taps);
 }
 
 extern "C" __global__ void max_pool(const T* __restrict__ x, T* __restrict__ y, const Args args) {

@@ -7,20 +7,22 @@
 
 struct Args {
     Count items;
+    Tiles tiles;
+    Axes axes;
     View dy, argmax;
 };
 
 extern "C" __global__ void max_pool_backward(const T* __restrict__ dy, const Argmax* __restrict__ argmax,
                                              T* __restrict__ dx, const Args args) {
-    constexpr Axis last = AXES[LAST];
+    constexpr Window last = WINDOWS[LAST];
     const Count item = item_of_thread();
     if (item >= args.items) return;
-    const Place place = place_of(item);
+    const Place place = place_of(item, args.tiles);
     dy += place.image * args.dy.image + place.channel * args.dy.channel;
     argmax += place.image * args.argmax.image + place.channel * args.argmax.channel;
     Wide sum[TILE][LANES];
     fill<TILE>(sum, Wide(0));
-    each_window(place, [&](const int(&window)[RANK], int row, int start, bool there) {
+    each_window(args.axes, place, [&](const int(&window)[RANK], int row, int start, bool there) {
         T gradient[LANES];
         Argmax winner[LANES];
         load_lanes<DY_PACKED>(dy + window_offset(args.dy, window), args.dy.channel, gradient);
@@ -40,5 +42,5 @@ extern "C" __global__ void max_pool_backward(const T* __restrict__ dy, const Arg
     for (int i = 0; i < TILE; ++i)
 #pragma unroll
         for (int lane = 0; lane < LANES; ++lane) values[i][lane] = NARROW(sum[i][lane]);
-    store_tile(dx + offset_of(place), values);
+    store_tile(dx + offset_of(place, args.tiles), args.tiles, values);
 }
