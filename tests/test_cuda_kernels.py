@@ -253,6 +253,41 @@ def test_threads_move_16_bytes_at_a_time(cuda: Any, sources: list[tuple[str, str
         assert re.search(rf"{move}\.global(\.nc)?\.v4\.[fub]32", compiled(source, "sm_90")), name
 
 
+def test_inits_share_kernels(cuda: Any, sources: list[tuple[str, str]]) -> None:
+    # Sizes, channels, groups, padding, rates and seeds are arguments; each row is compiled for once.
+    shape, other, options = (1, 16, 9, 16), (1, 48, 30, 64), {"stride": 2, "padding": ((1, 1), (1, 1))}
+    more = {**options, "padding": ((2, 1), (1, 2))}
+    rows = [
+        *([pool_spec(op, shape, (3, 3), "float32", **options), pool_spec(op, other, (3, 3), "float32", **more)]
+          for op in ("max_pool", "avg_pool")),
+        [conv_spec(shape, (4, 8, 3, 3), "float32", **options, groups=2),
+         conv_spec(other, (12, 4, 3, 3), "float32", **more, groups=12)],
+        [dropout_spec(shape, "float32"), dropout_spec(other, "float32", 0.5, seed=4)],
+        [pool_spec("avg_pool", shape, (2, 2), "float32"),
+         pool_spec("avg_pool", other, (2, 2), "float32", count_include_pad=False)],
+    ]  # fmt: skip
+    for order, specs in itertools.product(ORDERS, rows):
+        before = len(sources)
+        plan_of(cuda, specs[0], order)
+        assert len(sources) > before
+        before = len(sources)
+        for spec in specs:
+            plan = plan_of(cuda, spec, order)
+            if hasattr(plan, "_forward"):
+                plan._forward(5, order, cuda.kernels.dense_view((5, *spec.x_shape), 4, order))
+        assert len(sources) == before, (specs, order)
+
+
+def test_divisors_are_exact(cuda: Any) -> None:
+    rng, top = np.random.default_rng(0), 2**31 - 1
+    numbers = [*range(1, 300), top, top - 1, 2**30, 2**30 - 1, 2**30 + 1, *map(int, rng.integers(1, top, 2000))]
+    for d, row in zip(numbers, cuda.kernels.divisors(numbers, False), strict=True):
+        divisor, multiplier, shift = map(int, row)
+        assert divisor == d
+        for n in {0, 1, d - 1, d, min(2 * d - 1, top), top // d * d, top // d * d - 1, top}:
+            assert (2 * n * multiplier >> 32) >> shift == n // d, (n, d)
+
+
 # ---- pools -----------------------------------------------------------------------------------------------------------
 
 # (x, kernel, options): remainders of tiles and of blocks of 256 threads, windows over padding, rank 1 to 3.
@@ -262,8 +297,11 @@ POOLS = [
     ((2, 3, 9, 7), (2, 3), {"stride": (3, 1), "dilation": (2, 2), "padding": (1, 2), "ceil_mode": True}),
     ((1, 4, 5, 4, 6), (2, 3, 2), {"stride": (2, 1, 2), "padding": (0, 1, 1)}),
     ((5, 4, 21), (4,), {"stride": 4}),
-    ((2, 4, 8), (2,), {"padding": ((1, 0),)}),
+    ((2, 4, 8), (3,), {"stride": 2, "padding": ((1, 0),)}),
     ((2, 4, 8), (3,), {"stride": 2, "padding": ((0, 1),)}),
+    # By the kernels of the second one, for only sizes and amounts of padding are others.
+    ((1, 10, 5, 4), (3, 2), {"stride": 2, "padding": ((1, 1), (0, 1))}),
+    ((4, 2, 3, 132), (3, 2), {"stride": 2, "padding": ((2, 0), (0, 1))}),
 ]
 
 
@@ -288,7 +326,11 @@ def pool_backward(cuda: Any, spec: Any, order: str, *arrays: Any) -> Any:
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [
-        *zip(POOLS, ("float32", "float16", "float64", "bfloat16", "int8", "float32", "float32"), strict=True),
+        *zip(
+            POOLS,
+            ("float32", "float16", "float64", "bfloat16", "int8", *["float32"] * 2, *["float16"] * 2),
+            strict=True,
+        ),
         (POOLS[0], "float16"),
         (POOLS[0], "bool"),
     ],
@@ -314,7 +356,13 @@ def test_max_pool(cuda: Any, case: Any, dtype: str, order: str) -> None:
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
     ("case", "dtype"),
-    [*zip(POOLS, ("float32", "float16", "bfloat16", "float64", "complex64", "float64", "float64"), strict=True)],
+    [
+        *zip(
+            POOLS,
+            ("float32", "float16", "bfloat16", "float64", "complex64", *["float64"] * 2, *["float16"] * 2),
+            strict=True,
+        )
+    ],
 )
 def test_avg_pool(cuda: Any, case: Any, dtype: str, order: str) -> None:
     shape, kernel, options = case
@@ -331,16 +379,16 @@ def test_avg_pool(cuda: Any, case: Any, dtype: str, order: str) -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_first_nan_wins_and_padding_never(cuda: Any, order: str) -> None:
-    options = {"stride": 1, "padding": 1}
-    x = np.full((1, 4, 4, 5), -np.inf, np.float32)
+    _, kernel, options = POOLS[1]
+    x = np.full((1, 2, 5, 12), -np.inf, np.float16)
     x[0, 1, 1, 1:3] = np.nan
-    x[0, 1, 2, 2] = np.inf
-    y, argmax = ref.max_pool(x, (3, 3), **options)
-    spec = pool_spec("max_pool", x.shape, (3, 3), "float32", **options)
+    x[0, 1, 2, 2:5] = np.inf
+    y, argmax = ref.max_pool(x, kernel, **options)
+    spec = pool_spec("max_pool", x.shape, kernel, "float16", **options)
     got, winner = pool_forward(cuda, spec, Memory(x, order), order, "max_pool_train")
     equal(got, y)
     equal(winner, argmax)
-    assert (np.isnan(y).sum(), (y == np.inf).sum(), (y == -np.inf).sum()) == (12, 3, 65)
+    assert (np.isnan(y).sum(), (y == np.inf).sum(), (y == -np.inf).sum()) == (4, 1, 31)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int64", "uint16"])
@@ -366,17 +414,23 @@ def test_any_strides_are_read(cuda: Any) -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [((3, 8, 4, 6), "float32"), ((2, 8, 5, 3), "float16"), ((2, 3, 5), "complex64"), ((5, 4, 16), "bfloat16")],
+    ("shape", "dtype", "rate"),
+    [
+        ((3, 8, 4, 6), "float32", 0.25),
+        ((2, 16, 3, 7), "float32", 0.7),
+        ((2, 8, 5, 3), "float16", 0.25),
+        ((2, 3, 5), "complex64", 0.5),
+        ((5, 4, 16), "bfloat16", 0.25),
+    ],
 )
-def test_dropout(cuda: Any, shape: tuple[int, ...], dtype: str, order: str) -> None:
+def test_dropout(cuda: Any, shape: tuple[int, ...], dtype: str, rate: float, order: str) -> None:
     x = digits(shape, dtype) * np.asarray(3, dtype)
     x.flat[:2] = np.inf, np.nan
-    spec, step = dropout_spec(shape, dtype), 7
+    spec, step = dropout_spec(shape, dtype, rate, seed=shape[0] << 40), 7
     plan, mask = plan_of(cuda, spec, order), ref.dropout_mask(shape, spec.rate, spec.seed, step)
     wide = x.astype("complex128" if dtype in COMPLEX else "float64")
     wanted = np.zeros_like(wide)
-    wanted[mask] = wide[mask].view(np.float64).__mul__(1 / (1 - spec.rate)).view(wide.dtype)
+    wanted[mask] = (wide[mask].view(np.float64) * (1 / (1 - rate))).view(wide.dtype)
     count = Memory(np.asarray(step, np.int32))
     for phase in (0, x.itemsize):
         source = Memory(x, order, phase)
@@ -399,6 +453,11 @@ CONVS = [
         {"groups": 2, "stride": (2, 1), "dilation": (1, 2), "padding": ((1, 1), (0, 2)), "flip": True},
     ),
     ((2, 3, 17), (2, 3, 3), {"stride": 2, "padding": 1}),
+    # By the kernels of the first one.
+    (
+        (3, 16, 4, 9), (8, 4, 3, 2),
+        {"groups": 4, "stride": (2, 1), "dilation": (1, 2), "padding": ((1, 1), (0, 1)), "flip": True},
+    ),
 ]  # fmt: skip
 
 
@@ -436,7 +495,9 @@ def column_memory(spec: Any, sums: str, block: Any, order: str) -> tuple[Memory,
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(("case", "dtype"), [(CONVS[0], "float32"), (CONVS[0], "int8"), (CONVS[1], "float16")])
+@pytest.mark.parametrize(
+    ("case", "dtype"), [(CONVS[0], "float32"), (CONVS[0], "int8"), (CONVS[1], "float16"), (CONVS[2], "float32")]
+)
 def test_columns_and_fold(cuda: Any, case: Any, dtype: str, order: str) -> None:
     shape, weight, options = case
     spec = conv_spec(shape, weight, dtype, **options)
@@ -505,6 +566,54 @@ def test_results_past_2_to_the_31(cuda: Any) -> None:
     assert is_big(launch)
     host.launch(launch.kernels["max_pool"], launch.grid, (256,), (x, y, launch.args), first_block=launch.grid[0] - 2)
     equal(y.array[-2:], x.array[-2:])
+
+
+@pytest.mark.parametrize("op", ["max_pool", "avg_pool"])
+def test_gradients_of_pools_past_2_to_the_31(cuda: Any, op: str) -> None:
+    spec, n = pool_spec(op, (1, 8, 32, 8), (2, 2), "float32"), 2**20 + 2  # of 2048 cells each
+    dy, dx = Far((n, *spec.y_shape), "float32", 512), Far((n, *spec.x_shape), "float32", 2048)
+    dy.array[-2:] = digits((2, *spec.y_shape), "float32")
+    winners = [Far(dy.array.shape, "uint8", 512)] if op == "max_pool" else []
+    for winner in winners:
+        winner.array[-2:] = np.random.default_rng(0).integers(0, 4, (2, *spec.y_shape))
+    launch = plan_of(cuda, spec)._backward(n, "channels_first", *(view(cuda, array) for array in (dy, *winners)))
+    assert is_big(launch)
+    kernel = launch.kernels[f"{op}_backward"]
+    host.launch(kernel, launch.grid, (256,), (dy, *winners, dx, launch.args), first_block=launch.grid[0] - 1)
+    given = [np.array(array.array[-2:]) for array in (dy, *winners)]
+    equal(dx.array[-2:], getattr(ref, f"{op}_backward")(*given, (32, 8), (2, 2)))
+
+
+def test_dropout_past_2_to_the_31(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    n, shape = 2**20 + 2, (8, 32, 8)
+    spec, step = dropout_spec((1, *shape), "float32", 0.5), 3
+    x, y, dx = (Far((n, *shape), "float32", 2048) for _ in range(3))
+    drawn = Far((n, *shape), "bool", 2048)
+    x.array[-2:] = digits((2, *shape), "float32")
+    launch = plan_of(cuda, spec)._launch((n, *shape), "channels_first", view(cuda, x))
+    assert is_big(launch)
+    grid, args = launch.grid, launch.args
+    count = Memory(np.asarray(step, np.int32))
+    host.launch(launch.kernels["dropout"], grid, (256,), (x, count, y, drawn, args), first_block=grid[0] - 4)
+    host.launch(launch.kernels["dropout_backward"], grid, (256,), (x, drawn, dx, args), first_block=grid[0] - 4)
+    keys = ref._row_keys
+    monkeypatch.setattr(ref, "_row_keys", lambda seed, step, row: keys(seed, step, n - 2 + row))
+    mask = ref.dropout_mask((2, *shape), spec.rate, spec.seed, step)
+    assert_array_equal(drawn.array[-2:], mask)
+    for result in (y, dx):
+        equal(result.array[-2:], 2 * x.array[-2:] * mask)
+
+
+def test_fold_past_2_to_the_31(cuda: Any) -> None:
+    spec, n = conv_spec((1, 4, 4, 128), (4, 4, 1, 2), "float32"), 2**20 + 2  # of 2048 cells each
+    pixels, step = 4 * 127, 4 * 2 * 4 * 127
+    columns, x = Far((n, 4, 2, pixels), "float32", step), Far((n, *spec.x_shape), "float32", 2048)
+    columns.array[-1:] = digits((1, 4, 2, pixels), "float32")
+    block, steps = cuda.conv.Block(0, n, 0, pixels), (step, step, pixels, 1)
+    kernel, grid, args = cuda.conv._fold_launch(spec, "float32", block, "channels_first", steps)
+    assert args.dtype[0].base == np.int64
+    host.launch(kernel, grid, (256,), (columns, x, args), first_block=grid[0] - 8)
+    equal(x.array[-1:], folded(columns.array[-1:], spec))
 
 
 def test_columns_of_inputs_past_2_to_the_31(cuda: Any) -> None:

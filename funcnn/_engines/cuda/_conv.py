@@ -85,7 +85,11 @@ class CudaConv(ConvPlan):
 
     @property
     def workspace_bytes(self) -> int:
-        """Columns and products of the largest block that the limit allows and of one pixel at least."""
+        """Columns and products of the largest block that the limit allows and of one pixel at least.
+
+        Beside it lie copies of whole images where a block is but a part of one: of a y that is no dense array of the dtype of
+        sums, and of the sums for x where x's dtype is another.
+        """
         return max(self._limit, self._pixel_bytes)
 
     # ---- the three maps ----------------------------------------------------------------------------------------------

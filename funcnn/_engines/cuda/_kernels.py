@@ -187,9 +187,10 @@ def divisors(numbers: Sequence[int], big: bool) -> Any:
     return np.array(rows, np.dtype([("", count), ("", np.uint32), ("", np.uint32)], align=True))
 
 
-def axis_sizes(axes: tuple[Axis, ...]) -> Any:
+def axis_sizes(axes: tuple[Axis, ...], count_padding: bool = False) -> Any:
     """Members of the kernels' `struct Axis`."""
-    return np.array([(a.size, a.lo, a.hi, a.out) for a in axes], np.int32)
+    counted = [(-a.lo, a.size + a.hi) if count_padding else (0, a.size) for a in axes]
+    return np.array([(a.size, a.lo, a.out, *ends) for a, ends in zip(axes, counted, strict=True)], np.int32)
 
 
 # ---- tiles -----------------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class _Pool:
         """Compile for arrays as they mostly come, so that a source that does not compile is an error of init."""
         spec = self.spec
         self._windows = {"WINDOWS_OF_PLAN": window_rows(spec.axes)}
-        self._members = (axis_sizes(spec.axes),)
+        self._members = (axis_sizes(spec.axes, isinstance(spec, AvgPoolSpec) and spec.count_include_pad),)
         self._forward: Callable[..., Launch] = lru_cache(LAUNCHES)(self._prepare_forward)
         self._backward: Callable[..., Launch] = lru_cache(LAUNCHES)(self._prepare_backward)
         if not spec.channels:
@@ -151,7 +151,7 @@ class CudaAvgPool(_Pool, AvgPoolPlan):
     def choose_algorithm(self) -> str:
         spec: AvgPoolSpec = self.spec
         self.types = dtype_types(spec.dtype)
-        self.constants = {"COUNT_PADDING": spec.count_include_pad}
+        self.constants = {}
         self._start()
         return "direct"
 

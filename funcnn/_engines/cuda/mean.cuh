@@ -1,11 +1,11 @@
-// The divisor of an average: the window's cells that count, the declared padding among them if COUNT_PADDING. What a window
-// has beyond that (ceil_mode) never counts. A window without cells has the sum 0 and any divisor.
+// The divisor of an average: the window's cells that count. What a window has beyond the declared padding (ceil_mode) never
+// does. A window without cells has the sum 0 and any divisor.
 
 __device__ inline int counted(const Window& window, const Axis& axis, int number) {
     if (!window.guarded) return window.kernel;
     const int start = number * window.stride - axis.lo;
-    const int low = COUNT_PADDING ? -axis.lo : 0, high = axis.size + (COUNT_PADDING ? axis.hi : 0);
-    const int first = ceil_div_from_0(low - start, window.dilation), end = ceil_div_from_0(high - start, window.dilation);
+    const int first = ceil_div_from_0(axis.first - start, window.dilation);
+    const int end = ceil_div_from_0(axis.end - start, window.dilation);
     const int count = (end < window.kernel ? end : window.kernel) - first;
     return count < 1 ? 1 : count;
 }

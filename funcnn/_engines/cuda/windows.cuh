@@ -9,7 +9,8 @@ __device__ constexpr Window WINDOWS[RANK] = {WINDOWS_OF_PLAN};
 [[maybe_unused]] constexpr int LAST = RANK - 1;
 
 struct Axis {
-    int size, lo, hi, out;
+    int size, lo, out;
+    int first, end;  // cells that count for the divisor of an average: those of the input, or the declared padding too
 };
 using Axes = Axis[RANK];
 
