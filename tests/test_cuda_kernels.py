@@ -241,6 +241,16 @@ def test_every_source_compiles_for_every_architecture(cuda: Any, sources: list[t
             assert max(map(int, re.findall(r"Used (\d+) registers", said))) <= 96, (name, said[:2000])
 
 
+def test_tests_for_padding_are_compiled_away(cuda: Any, sources: list[tuple[str, str]]) -> None:
+    for size, padding in ((33, 0), (34, 0), (32, 1)):
+        plan_of(
+            cuda, pool_spec("max_pool", (1, 16, size, 32), (3, 2), "int8", stride=2, padding=((padding, 0), (0, 0)))
+        )
+    assert len(sources) == 2  # 34 cells are not all read, but no window reads padding
+    bare, guarded = (compiled(source, "sm_90").count("setp") for _, source in sources)
+    assert bare < guarded
+
+
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_threads_move_16_bytes_at_a_time(cuda: Any, sources: list[tuple[str, str]], dtype: str, order: str) -> None:

@@ -388,11 +388,14 @@ def _column_launch(
     }
     items = pixels * (spec.inputs // lanes if order == LAST else 1)
     shape = (images, spec.inputs, *(a.size for a in spec.axes))
-    big = max(items, block.p1, pixels * spec.inputs * spec.taps, reach(shape, x.strides)) >= INDEX_LIMIT
+    big = max(items, math.prod(tiling.cells), pixels * spec.inputs * spec.taps, reach(shape, x.strides)) >= INDEX_LIMIT
     kernel = compiled("columns", dtype_types(spec.dtype, sums), {**tiling.constants, **constants}, big)["columns"]
     rows = min(spec.inputs, MOST_GRID_ROWS) if order == FIRST else 1
     args = by_value(
-        *(indices((items,), big), tiling.sizes(big), axis_sizes(spec.axes), indices((block.p0, *x.strides), big)),
+        indices((items,), big),
+        tiling.sizes(big),
+        axis_sizes(spec.axes),
+        indices((block.p0, *x.strides), big),
         _column_steps(spec, block, order, steps, big),
     )
     return kernel, (ceil_div(items, BLOCK), rows), args
@@ -408,10 +411,14 @@ def _fold_launch(
     covers = math.prod(ceil_div(a.span, a.stride) for a in spec.axes)
     constants = {**_constants(spec), "COVERS": covers, "UNROLL": min(covers, UNROLLED_TAPS)}
     items = tiling.items(images)
-    big = max(items * lanes, images * pixels * spec.inputs * spec.taps) >= INDEX_LIMIT
+    outs = math.prod(a.out for a in spec.axes)
+    big = max(items * lanes, outs, images * pixels * spec.inputs * spec.taps) >= INDEX_LIMIT
     kernel = compiled("fold", dtype_types(sums), {**tiling.constants, **constants}, big)["fold"]
     args = by_value(
-        *(indices((items,), big), tiling.sizes(big), axis_sizes(spec.axes)),
-        *(indices((block.p0, pixels, block.p0 > 0), big), _column_steps(spec, block, order, steps, big)),
+        indices((items,), big),
+        tiling.sizes(big),
+        axis_sizes(spec.axes),
+        indices((block.p0, pixels, block.p0 > 0), big),
+        _column_steps(spec, block, order, steps, big),
     )
     return kernel, (ceil_div(items, BLOCK),), args

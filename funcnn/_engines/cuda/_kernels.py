@@ -115,7 +115,7 @@ def dtype_types(dtype: str, wide_dtype: str | None = None) -> dict[str, str]:
 
 
 def window_rows(axes: tuple[Axis, ...]) -> str:
-    """Initializers of the kernels' `struct Window`, of axes."""
+    """Initializers of the kernels' `struct Window`; one is guarded if it reads padding or beyond it."""
     guarded = (a.lo > 0 or (a.out - 1) * a.stride - a.lo + a.span > a.size for a in axes)
     return ", ".join(f"{{{a.kernel}, {a.stride}, {a.dilation}, {int(g)}}}" for a, g in zip(axes, guarded, strict=True))
 
@@ -188,7 +188,7 @@ def divisors(numbers: Sequence[int], big: bool) -> Any:
 
 
 def axis_sizes(axes: tuple[Axis, ...], count_padding: bool = False) -> Any:
-    """Members of the kernels' `struct Axis`."""
+    """Members of the kernels' `struct Axis`; `count_padding`: the divisor of an average counts the declared padding."""
     counted = [(-a.lo, a.size + a.hi) if count_padding else (0, a.size) for a in axes]
     return np.array([(a.size, a.lo, a.out, *ends) for a, ends in zip(axes, counted, strict=True)], np.int32)
 
@@ -209,12 +209,9 @@ class Tiling(NamedTuple):
 
     @property
     def constants(self) -> dict[str, Any]:
-        return {
-            "RANK": len(self.cells),
-            "CHANNELS_LAST": self.order == LAST,
-            "LANES": self.lanes,
-            "TILE": self.tile,
-        }
+        """What is compiled for the tiles."""
+        last = self.order == LAST
+        return {"RANK": len(self.cells), "CHANNELS_LAST": last, "LANES": self.lanes, "TILE": self.tile}
 
     def sizes(self, big: bool) -> Any:
         """The kernels' `struct Tiles`."""

@@ -59,7 +59,7 @@ struct Divisor {
 
 __device__ inline Count quotient(Count number, const Divisor& by) {
     if (sizeof number > 4) return number / by.divisor;
-    return Count((2 * number) * 1ull * by.multiplier >> 32) >> by.shift;
+    return Count(static_cast<unsigned long long>(2 * number) * by.multiplier >> 32) >> by.shift;
 }
 
 // Takes the last digit off a number whose digits count up to `base` each.
