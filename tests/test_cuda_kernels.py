@@ -7,6 +7,7 @@ offsets past 2**31. Signed overflow, indices out of an array and loads that are 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import itertools
 import math
@@ -171,6 +172,7 @@ def equal(got: Any, wanted: Any) -> None:
 # ---- NVRTC -----------------------------------------------------------------------------------------------------------
 
 
+@functools.cache  # some dtypes have sums, and so a source, in common
 def compiled(source: str, architecture: str) -> str:
     """Compile a source to a cubin, warnings being errors: what the assembler says about registers, and the PTX."""
     from cuda.bindings import nvrtc
@@ -338,7 +340,7 @@ def pool_backward(cuda: Any, spec: Any, order: str, *arrays: Any) -> Any:
     [
         *zip(
             POOLS,
-            ("float32", "float16", "float64", "bfloat16", "int8", *["float32"] * 2, *["float16"] * 2),
+            ("float32", "float32", "float64", "bfloat16", "int8", *["float32"] * 4),
             strict=True,
         ),
         (POOLS[0], "float16"),
@@ -390,11 +392,11 @@ def test_avg_pool(cuda: Any, case: Any, dtype: str, order: str) -> None:
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_first_nan_wins_and_padding_never(cuda: Any, order: str) -> None:
     _, kernel, options = POOLS[1]
-    x = np.full((1, 2, 5, 12), -np.inf, np.float16)
+    x = np.full((1, 2, 5, 12), -np.inf, np.float32)
     x[0, 1, 1, 1:3] = np.nan
     x[0, 1, 2, 2:5] = np.inf
     y, argmax = ref.max_pool(x, kernel, **options)
-    spec = pool_spec("max_pool", x.shape, kernel, "float16", **options)
+    spec = pool_spec("max_pool", x.shape, kernel, "float32", **options)
     got, winner = pool_forward(cuda, spec, Memory(x, order), order, "max_pool_train")
     equal(got, y)
     equal(winner, argmax)
@@ -549,23 +551,23 @@ def is_big(launch: Any) -> bool:
 
 
 def test_inputs_that_reach_past_2_to_the_31(cuda: Any) -> None:
-    spec = pool_spec("max_pool", (2, 2, 4, 4), (2, 2), "float16")
-    x = Far((2, *spec.x_shape), "float16", FAR)
-    x.array[...] = digits(x.array.shape, "float16")
+    spec = pool_spec("max_pool", (2, 8, 4, 8), (2, 2), "float32")
+    x = Far((2, *spec.x_shape), "float32", FAR)
+    x.array[...] = digits(x.array.shape, "float32")
     y, argmax = ref.max_pool(np.array(x.array), (2, 2))
     got, winner = pool_forward(cuda, spec, x, "channels_first", "max_pool_train")
     equal(got, y)
     equal(winner, argmax)
-    dy, winners = Far(y.shape, "float16", FAR), Far(y.shape, "uint8", FAR)
-    dy.array[...], winners.array[...] = digits(y.shape, "float16", 3), argmax
-    wanted = ref.max_pool_backward(np.array(dy.array), argmax, (4, 4), (2, 2))
+    dy, winners = Far(y.shape, "float32", FAR), Far(y.shape, "uint8", FAR)
+    dy.array[...], winners.array[...] = digits(y.shape, "float32", 3), argmax
+    wanted = ref.max_pool_backward(np.array(dy.array), argmax, (4, 8), (2, 2))
     equal(pool_backward(cuda, spec, "channels_first", dy, winners), wanted)
 
 
-@pytest.mark.parametrize(("step", "big"), [(2**31 - 256 - 32, False), (2**31 - 256 - 31, True)])
+@pytest.mark.parametrize(("step", "big"), [(2**31 - 256 - 256, False), (2**31 - 256 - 255, True)])
 def test_64_bits_only_where_needed(cuda: Any, step: int, big: bool) -> None:
-    plan = plan_of(cuda, pool_spec("max_pool", (2, 2, 4, 4), (2, 2), "float16"))
-    assert is_big(plan._forward(2, "channels_first", cuda.kernels.View((step, 16, 4, 1), 0, 2))) == big
+    plan = plan_of(cuda, pool_spec("max_pool", (2, 8, 4, 8), (2, 2), "float32"))
+    assert is_big(plan._forward(2, "channels_first", cuda.kernels.View((step, 32, 8, 1), 0, 4))) == big
 
 
 def test_results_past_2_to_the_31(cuda: Any) -> None:
