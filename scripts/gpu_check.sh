@@ -122,7 +122,7 @@ if [[ -n $double ]]; then
     start=(bash -euo pipefail -c 'doubled "$@"' doubled)
     tests=(tests/test_conv.py tests/test_max_pool.py -k "padding or tie" --maxfail 20)
     trial=(--double)
-    benchmark_most=60
+    benchmark_most=25
 else
     "$python" -c "$has_gpu" || exit 2
     start=("$python")
