@@ -170,6 +170,7 @@ _POOLS: list[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ("overlap", (2, 2, 6, 7), (3, 4), {"stride": (1, 2)}),
     ("stride over kernel", (2, 2, 9, 11), (2, 1), {"stride": (4, 5)}),
     ("padding asymmetric", (1, 2, 6, 5), (4, 3), {"stride": (2, 3), "padding": ((2, 1), (0, 2))}),
+    ("padding before windows side by side", (2, 4, 4, 8), (2, 2), {"padding": ((0, 0), (1, 0))}),
     ("padding same", (1, 2, 7, 5), (4, 3), {"stride": (3, 2), "padding": "same"}),
     ("padding same_lower", (1, 2, 7, 5), (4, 2), {"stride": (3, 2), "padding": "same_lower", "ceil_mode": True}),
     ("padding valid", (1, 2, 7, 5), (4, 2), {"stride": (2, 1), "padding": "valid"}),

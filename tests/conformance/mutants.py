@@ -632,7 +632,7 @@ CUDA = {
     ],
     "_pool.py": [
         ("windows beside padding lie side by side", " and last.lo == 0",
-         "", "cuda_kernels"),
+         "", "max_pool"),
         ("one window over a tile is missed", "ceil_div(cell - axis.span + 1, axis.stride) + 1 for",
          "ceil_div(cell - axis.span + 1, axis.stride) for", "cuda_kernels"),
         ("padding moves no window", "range(axis.lo, axis.lo + tile * axis.stride, tile)",
