@@ -27,7 +27,7 @@ class Recorder:
         self.live: set[int] = set()
         self.handles = 0
         self.compute_type = "TF32"
-        self.clock = 0.0
+        self.rounds = iter((40.0, 30.0, 50.0))
         runtime = SimpleNamespace(
             runtimeGetVersion=lambda: 13020,
             driverGetVersion=lambda: 13000,
@@ -41,7 +41,7 @@ class Recorder:
             Device=lambda device: ("device", device),
             Event=lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None),
             get_current_stream=lambda: SimpleNamespace(ptr=self.stream),
-            get_elapsed_time=lambda first, last: 30.0,
+            get_elapsed_time=lambda first, last: next(self.rounds),
         )
         pool = SimpleNamespace(free_bytes=lambda: 234)
         self.cupy = SimpleNamespace(
