@@ -100,6 +100,11 @@ class Axis(NamedTuple):
         """Cells from the first tap of a window to its last, both counted."""
         return self.dilation * (self.kernel - 1) + 1
 
+    @property
+    def end(self) -> int:
+        """Cell behind the last that a window reads: beyond `size` for one that reads trailing padding or overhang."""
+        return self.start(0) + (self.out - 1) * self.stride + self.span
+
     def start(self, tap: int) -> int:
         """Cell that the given tap of window 0 reads; negative in the leading padding."""
         return tap * self.dilation - self.lo
@@ -162,19 +167,21 @@ class ConvSpec(_Windows):
     @cached_property
     def x_shape(self) -> tuple[int, ...]:
         """(C, *spatial) of the op's x."""
-        return self._far if self.transposed else self._near
+        return self.far if self.transposed else self.near
 
     @cached_property
     def y_shape(self) -> tuple[int, ...]:
         """(C, *spatial) of the op's y."""
-        return self._near if self.transposed else self._far
+        return self.near if self.transposed else self.far
 
-    @property
-    def _near(self) -> tuple[int, ...]:
+    @cached_property
+    def near(self) -> tuple[int, ...]:
+        """(C, *spatial) that the convolution reads."""
         return (self.inputs, *(axis.size for axis in self.axes))
 
-    @property
-    def _far(self) -> tuple[int, ...]:
+    @cached_property
+    def far(self) -> tuple[int, ...]:
+        """(C, *spatial) that the convolution makes."""
         return (self.outputs, *(axis.out for axis in self.axes))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from funcnn._engines import _gpu
 from funcnn._engines._gpu import Array
-from funcnn._engines._order import FIRST, LAST, memory_order
+from funcnn._engines._order import FIRST, LAST, memory_order, to_first, to_last
 from funcnn._engines._protocol import ConvPlan
 from funcnn._engines.cuda._kernels import (
     BLOCK,
@@ -76,7 +76,7 @@ class CudaConv(ConvPlan):
             _ = self.real_plan  # made now, so that its errors are those of init
         elif spec.inputs:  # compile for arrays as they mostly come, so that an error is one of init
             block, steps = Block(0, 1, 0, self._pixels), (0, 0, 0, 0)
-            x = dense_view((1, spec.inputs, *(a.size for a in spec.axes)), ITEMSIZE[spec.dtype], spec.layout)
+            x = dense_view((1, *spec.near), ITEMSIZE[spec.dtype], spec.layout)
             _column_launch(spec, self._sum.name, block, spec.layout, x, steps)
             _fold_launch(spec, self._sum.name, block, spec.layout, steps)
         if spec.taps == 1 and all(a.stride == 1 and a.lo == 0 and a.out == a.size for a in spec.axes):
@@ -100,7 +100,7 @@ class CudaConv(ConvPlan):
         spec = self.spec
         with _gpu.on_device(_gpu.device_of(x)):
             order = memory_order(x, spec.layout)
-            y = empty_in_order((x.shape[0], spec.outputs, *(a.out for a in spec.axes)), spec.y_dtype, order)
+            y = empty_in_order((x.shape[0], *spec.far), spec.y_dtype, order)
             if y.size:
                 self._multiply(self._weight_matrix(weight, order), x, bias, y, order)
         return y
@@ -111,7 +111,7 @@ class CudaConv(ConvPlan):
         spec = self.spec
         with _gpu.on_device(_gpu.device_of(y)):
             order = memory_order(y, spec.layout)
-            x = empty_in_order((y.shape[0], spec.inputs, *(a.size for a in spec.axes)), spec.y_dtype, order)
+            x = empty_in_order((y.shape[0], *spec.near), spec.y_dtype, order)
             if x.size:
                 rows = self._weight_matrix(weight, order).swapaxes(1, 2)
                 if self.algorithm == "matmul":
@@ -251,7 +251,7 @@ class CudaConv(ConvPlan):
         spec = self.spec
         weight = weight.astype(self._sum, copy=False)
         if order == LAST:
-            weight = weight.transpose(0, *range(2, weight.ndim), 1)
+            weight = to_last(weight)
         return weight.reshape(spec.groups, spec.outputs // spec.groups, spec.inputs // spec.groups * spec.taps)
 
     def _weight_of(self, rows: Array, order: str) -> Array:
@@ -259,8 +259,7 @@ class CudaConv(ConvPlan):
         o, i, *kernel = self.spec.weight_shape
         if order == FIRST:
             return rows.reshape(o, i, *kernel)
-        last = len(kernel) + 1
-        return rows.reshape(o, *kernel, i).transpose(0, last, *range(1, last))
+        return to_first(rows.reshape(o, *kernel, i))
 
     def _reader(self, y: Array, order: str) -> Callable[[Block], Array]:
         """Blocks of y (N, C, *spatial) as matrices (B, G, C/G, P): in place, or where the dtype of sums or the strides differ
@@ -327,7 +326,7 @@ class CudaConv(ConvPlan):
 
 def _is_dense(y: Array, order: str) -> bool:
     """Whether the pixels and channels of all images lie one after the other, in a memory order."""
-    return bool((y if order == FIRST else y.transpose(0, *range(2, y.ndim), 1)).flags.c_contiguous)
+    return bool((y if order == FIRST else to_last(y)).flags.c_contiguous)
 
 
 def _flattened(y: Array, order: str) -> Array:
@@ -335,7 +334,7 @@ def _flattened(y: Array, order: str) -> Array:
     n, c = y.shape[:2]
     if order == FIRST:
         return y.reshape(n, c, math.prod(y.shape[2:]))
-    return y.transpose(0, *range(2, y.ndim), 1).reshape(n, math.prod(y.shape[2:]), c).transpose(0, 2, 1)
+    return to_last(y).reshape(n, math.prod(y.shape[2:]), c).transpose(0, 2, 1)
 
 
 def _matrices_like(out: Array, order: str, dtype: Any) -> Array:
@@ -387,7 +386,7 @@ def _column_launch(
         "UNROLL": min(spec.taps, UNROLLED_TAPS),
     }
     items = pixels * (spec.inputs // lanes if order == LAST else 1)
-    shape = (images, spec.inputs, *(a.size for a in spec.axes))
+    shape = (images, *spec.near)
     big = max(items, math.prod(tiling.cells), pixels * spec.inputs * spec.taps, reach(shape, x.strides)) >= INDEX_LIMIT
     kernel = compiled("columns", dtype_types(spec.dtype, sums), {**tiling.constants, **constants}, big)["columns"]
     rows = min(spec.inputs, MOST_GRID_ROWS) if order == FIRST else 1

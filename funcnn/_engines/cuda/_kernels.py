@@ -16,7 +16,7 @@ import numpy as np
 
 from funcnn._engines import _gpu
 from funcnn._engines._gpu import Array
-from funcnn._engines._order import LAST, allocate, memory_order
+from funcnn._engines._order import LAST, allocate, memory_order, strides_of
 from funcnn._spec import HALF_DTYPES, REAL_OF_COMPLEX, Axis, ceil_div
 
 __all__ = [
@@ -42,7 +42,6 @@ __all__ = [
     "prepared",
     "reach",
     "readable",
-    "strides_of",
     "view_of",
     "wide",
     "window_rows",
@@ -116,7 +115,7 @@ def dtype_types(dtype: str, wide_dtype: str | None = None) -> dict[str, str]:
 
 def window_rows(axes: tuple[Axis, ...]) -> str:
     """Initializers of the kernels' `struct Window`; one is guarded if it reads padding or beyond it."""
-    guarded = (a.lo > 0 or (a.out - 1) * a.stride - a.lo + a.span > a.size for a in axes)
+    guarded = (a.lo > 0 or a.end > a.size for a in axes)
     return ", ".join(f"{{{a.kernel}, {a.stride}, {a.dilation}, {int(g)}}}" for a, g in zip(axes, guarded, strict=True))
 
 
@@ -246,12 +245,6 @@ def readable(x: Array, layout: str) -> Array:
     return copy
 
 
-def strides_of(x: Array) -> tuple[int, ...]:
-    """Strides in elements."""
-    item = x.itemsize
-    return tuple([s // item for s in x.strides])
-
-
 class View(NamedTuple):
     """What a launch depends on of an array: element strides, address modulo a word, bytes of an element."""
 
@@ -296,7 +289,6 @@ class Launch(NamedTuple):
     kernels: dict[str, _gpu.Kernel]
     grid: tuple[int, ...]
     args: Any  # the kernels' `struct Args`, by value
-    tiling: Tiling
 
     def __call__(self, name: str, *arrays: Array) -> None:
         _gpu.launch(self.kernels[name], self.grid, (BLOCK,), (*arrays, self.args))
@@ -320,4 +312,4 @@ def prepared(
     kernels = compiled(program, types, {**tiling.constants, **constants}, big)
     strides = (indices(s, big) for _, s in views)
     args = by_value(indices((items,), big), tiling.sizes(big), *members, *strides)
-    return Launch(kernels, (ceil_div(items, BLOCK),), args, tiling)
+    return Launch(kernels, (ceil_div(items, BLOCK),), args)

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from funcnn._engines import _gpu
-from funcnn._engines._order import FIRST, LAST, allocate, memory_order
+from funcnn._engines._order import FIRST, LAST, allocate, memory_order, strides_of, to_first, to_last
 from funcnn._engines._protocol import ConvPlan
 from funcnn._engines.cudnn._graph import Problem
 from funcnn._engines.cudnn._runner import Operands, Runner, by_channel
@@ -62,7 +62,7 @@ class CudnnConv(ConvPlan):
         if not n or not spec.inputs or not spec.outputs:
             return
         order = self._order_hint(x)
-        strides = getattr(weight, "strides", None) if self._parts == 1 else None
+        strides = strides_of(weight) if self._parts == 1 and hasattr(weight, "strides") else None
         device = _gpu.device_of(x)
         forward, backward = ("dgrad", "fprop") if spec.transposed else ("fprop", "dgrad")
         calls = ((forward, True), (forward, False), (backward, False), ("wgrad", False))
@@ -73,9 +73,7 @@ class CudnnConv(ConvPlan):
         """The memory order of an array, or the one that an ArraySpec promises."""
         if hasattr(x, "order"):
             return LAST if LAST in (self.spec.layout, x.order) else FIRST
-        rank = len(self.spec.axes)
-        first = x if self.spec.layout == FIRST else x.transpose(0, rank + 1, *range(1, rank + 1))
-        return memory_order(first, self.spec.layout)
+        return memory_order(x if self.spec.layout == FIRST else to_first(x), self.spec.layout)
 
     def _runner(self, device: int) -> Runner:
         runner = self._runners.get(device)
@@ -113,12 +111,12 @@ class CudnnConv(ConvPlan):
     # ---- the three maps ----------------------------------------------------------------------------------------------
 
     def correlate(self, x: Array, weight: Array, bias: Array | None) -> Array:
-        return self._map("fprop", x, weight, bias, self.spec.x_shape if self.spec.transposed else self.spec.y_shape)
+        return self._map("fprop", x, weight, bias, self.spec.far)
 
     def adjoint(self, y: Array, weight: Array, bias: Array | None) -> Array:
         # The transpose of the real matrix above belongs to the conjugate weight.
         weight = self.conjugate(weight)
-        return self._map("dgrad", y, weight, bias, self.spec.y_shape if self.spec.transposed else self.spec.x_shape)
+        return self._map("dgrad", y, weight, bias, self.spec.near)
 
     def _map(self, kind: str, source: Array, weight: Array, bias: Array | None, shape: tuple[int, ...]) -> Array:
         """The response of an image, or the image of a response; `shape` (C, *sizes) is that of the result."""
@@ -216,9 +214,9 @@ class CudnnConv(ConvPlan):
             images[:n], images[n:] = a.real, a.imag
             return images
         if order == LAST:
-            last = _to_last(a)
+            last = to_last(a)
             if last.strides[-1] == last.itemsize:
-                return _to_first(last.view(real))
+                return to_first(last.view(real))
         channels = allocate(_gpu.empty, (n, 2 * c, *sizes), real, order)
         channels[:, ::2], channels[:, 1::2] = a.real, a.imag
         return channels
@@ -226,7 +224,7 @@ class CudnnConv(ConvPlan):
     def _complex(self, a: Array, order: str) -> Array:
         """The inverse of `_real`."""
         if self._parts == 2 and order == LAST:
-            return _to_first(_to_last(a).view(self.spec.dtype))
+            return to_first(to_last(a).view(self.spec.dtype))
         half = len(a) // 2
         real, imag = (a[:, ::2], a[:, 1::2]) if self._parts == 2 else (a[:half], a[half:])
         y = allocate(_gpu.empty, real.shape, self.spec.dtype, order)
@@ -266,11 +264,3 @@ def _operands(kind: str, source: Array, weight: Array, result: Array, bias: Arra
 def _parts_of(bias: Array) -> Array:
     """A complex bias (C,) as real (2 C,)."""
     return bias.ravel().view(bias.real.dtype)
-
-
-def _to_last(a: Array) -> Array:
-    return a.transpose(0, *range(2, a.ndim), 1)
-
-
-def _to_first(a: Array) -> Array:
-    return a.transpose(0, a.ndim - 1, *range(1, a.ndim - 1))

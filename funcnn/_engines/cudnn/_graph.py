@@ -171,7 +171,7 @@ def _geometry(axes: tuple[Axis, ...]) -> dict[str, list[int]]:
     """Padding, stride and dilation. Of the trailing padding just what the last window reads."""
     return {
         "pre_padding": [axis.lo for axis in axes],
-        "post_padding": [max(0, axis.start(0) + (axis.out - 1) * axis.stride + axis.span - axis.size) for axis in axes],
+        "post_padding": [max(0, axis.end - axis.size) for axis in axes],
         "stride": [axis.stride for axis in axes],
         "dilation": [axis.dilation for axis in axes],
     }

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
 from funcnn._engines import _gpu
-from funcnn._engines._order import FIRST, LAST, allocate, memory_order
+from funcnn._engines._order import FIRST, LAST, allocate, memory_order, strides_of
 from funcnn._engines.cudnn._graph import RESULT, UIDS, Built, Problem, Refusal, Tensor, candidates, rebuilt, refusal
 from funcnn._spec import HALF_DTYPES, Axis, ConvSpec, Options
 from funcnn.errors import EngineError
@@ -39,10 +39,7 @@ class Operands(NamedTuple):
 
     def pointers(self) -> dict[int, int]:
         """Addresses by uid."""
-        found = {1: self.image.data.ptr, 2: self.filter.data.ptr, 3: self.response.data.ptr}
-        if self.bias is not None:
-            found[4] = self.bias.data.ptr
-        return found
+        return {UIDS[name]: a.data.ptr for name, a in zip(self._fields, self, strict=True) if a is not None}
 
 
 class _Way(NamedTuple):
@@ -100,7 +97,7 @@ class Runner:
     def prepare(
         self, calls: tuple[tuple[str, bool], ...], n: int, order: str, filter_strides: tuple[int, ...] | None
     ) -> None:
-        """Prepare graphs, given as (kind, biased), for n images in a memory order. filter_strides: in bytes; None: packed."""
+        """Prepare graphs, given as (kind, biased), for n images in a memory order. filter_strides: None: packed."""
         key = (n, order, filter_strides)
         with self._lock:
             if 0 in self._reached or self._prepared.find(key) is not None:
@@ -108,12 +105,12 @@ class Runner:
             spec = self.spec
             weight = packed(spec.weight_shape, FIRST)
             if filter_strides is not None:
-                weight = weight._replace(strides=tuple(step // _itemsize(spec.dtype) for step in filter_strides))
+                weight = weight._replace(strides=filter_strides)
             for kind, biased in calls:
                 images, step = 0, n
                 while step != images:  # smaller parts, until one graph takes a whole one
                     images = step
-                    image, response = (packed((images, *shape), order) for shape in (_near(spec), _far(spec)))
+                    image, response = (packed((images, *shape), order) for shape in (spec.near, spec.far))
                     image = image._replace(shape=(*image.shape[:2], *self._reached))
                     tensors = {"image": image, "filter": weight, "response": response}
                     step = self._find_way(kind, images, tensors, biased).step
@@ -206,21 +203,18 @@ class Runner:
         with self._lock:
             found = self._ways.find(key)
             if found is None:
-                itemsize = operands.image.itemsize
-                tensors = {
-                    name: Tensor(getattr(operands, name).shape, tuple(step // itemsize for step in steps))
-                    for name, steps in zip(("image", "filter", "response"), strides, strict=True)
-                }
+                arrays = operands._replace(bias=None)._asdict().items()
+                tensors = {name: Tensor(a.shape, strides_of(a)) for name, a in arrays if a is not None}
                 found = self._ways.keep(key, self._find_way(kind, n, tensors, bias is not None))
             return found
 
     def _find_way(self, kind: str, n: int, tensors: dict[str, Tensor], biased: bool) -> _Way:
         order = memory_order(tensors["image"], self.spec.layout)
-        regular = {name: _canonical(tensor, order) for name, tensor in tensors.items()}
-        irregular = tuple(name for name, tensor in regular.items() if tensor is None)
+        canonical = {name: _canonical(tensor, order) for name, tensor in tensors.items()}
+        operands = {name: tensor for name, tensor in canonical.items() if tensor is not None}
+        irregular = tuple(name for name in tensors if name not in operands)
         if irregular:
             return _Way(n, irregular)
-        operands: dict[str, Any] = regular
         if n > 1 and max(map(_extent, operands.values())) > MOST_ELEMENTS:
             return _Way((n + 1) // 2)
         refusals: list[Refusal] = []
@@ -307,24 +301,12 @@ def by_channel(bias: Array, y: Array) -> Array:
 
 def _reached(axis: Axis) -> int:
     """Cells up to the last that a window reads, where cuDNN would fit in more windows; else all. 0: windows read padding."""
-    last = max(0, axis.start(0) + (axis.out - 1) * axis.stride + axis.span)
-    return axis.size if axis.size - last < axis.stride else last
-
-
-def _near(spec: ConvSpec) -> tuple[int, ...]:
-    return (spec.inputs, *(axis.size for axis in spec.axes))
-
-
-def _far(spec: ConvSpec) -> tuple[int, ...]:
-    return (spec.outputs, *(axis.out for axis in spec.axes))
+    end = max(0, axis.end)
+    return axis.size if axis.size - end < axis.stride else end
 
 
 def _in_dtype(spec: ConvSpec, dtype: str) -> ConvSpec:
     return dataclasses.replace(spec, dtype=dtype, weight_dtype=dtype, y_dtype=dtype)
-
-
-def _itemsize(dtype: str) -> int:
-    return {"float64": 8, "float32": 4}.get(dtype, 2)
 
 
 def packed(shape: tuple[int, ...], order: str) -> Tensor:
